@@ -1,0 +1,179 @@
+"""Symmetric block-tridiagonal matrices: the shape of every Hessian in this package.
+
+Work and memory grow with the blocks, not with the square of all units.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BlockTridiagonal:
+    """A symmetric matrix given by its diagonal and sub-diagonal blocks.
+
+    Parameters
+    ----------
+    diag : tuple of Tensor of shape (..., d_k, d_k)
+        Diagonal blocks, each symmetric. Leading dimensions, if any, are a batch of matrices.
+    sub : tuple of Tensor of shape (..., d_{k+1}, d_k)
+        Blocks below the diagonal, one fewer than ``diag``.
+    """
+
+    diag: tuple[Tensor, ...]
+    sub: tuple[Tensor, ...]
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Widths of the blocks."""
+        return tuple(block.shape[-1] for block in self.diag)
+
+    @property
+    def dim(self) -> int:
+        """Number of rows."""
+        return sum(self.sizes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the entries."""
+        return self.diag[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the blocks live."""
+        return self.diag[0].device
+
+    @property
+    def diagonal(self) -> Tensor:
+        """The main diagonal, of shape (..., dim)."""
+        return torch.cat([block.diagonal(dim1=-2, dim2=-1) for block in self.diag], dim=-1)
+
+    def to(self, dtype: torch.dtype) -> BlockTridiagonal:
+        """Return the matrix in another float type."""
+        return BlockTridiagonal(tuple(b.to(dtype) for b in self.diag), tuple(b.to(dtype) for b in self.sub))
+
+    def split(self, z: Tensor) -> tuple[Tensor, ...]:
+        """Return views of the blocks of stacked vectors of shape (n, dim)."""
+        return z.split(self.sizes, dim=-1)
+
+    def matmul(self, z: Tensor) -> Tensor:
+        """Multiply each row of ``z``, of shape (n, dim), by the matrix."""
+        blocks = self.split(z)
+        out = torch.empty_like(z)
+        for k, (target, block) in enumerate(zip(self.split(out), self.diag, strict=True)):
+            product = blocks[k] @ block
+            if k > 0:
+                product.addmm_(blocks[k - 1], self.sub[k - 1].mT)
+            if k < len(self.sub):
+                product.addmm_(blocks[k + 1], self.sub[k])
+            target.copy_(product)
+        return out
+
+    def scaled(self, d: Tensor) -> BlockTridiagonal:
+        """Return diag(d) H diag(d) for ``d`` of shape (..., dim), batched where ``d`` is."""
+        parts = self.split(d)
+        diag = [parts[k][..., :, None] * block * parts[k][..., None, :] for k, block in enumerate(self.diag)]
+        sub = [parts[k + 1][..., :, None] * block * parts[k][..., None, :] for k, block in enumerate(self.sub)]
+        return BlockTridiagonal(tuple(diag), tuple(sub))
+
+    def plus_diagonal(self, d: Tensor) -> BlockTridiagonal:
+        """Return H + diag(d) for ``d`` of shape (..., dim), batched where ``d`` is."""
+        diag = [block + torch.diag_embed(part) for block, part in zip(self.diag, self.split(d), strict=True)]
+        return BlockTridiagonal(tuple(diag), self.sub)
+
+    def restricted(self, free: Tensor) -> BlockTridiagonal:
+        """Replace the rows and columns of units that are not ``free`` by those of the identity, one matrix a sample.
+
+        Parameters
+        ----------
+        free : bool Tensor of shape (n, dim)
+        """
+        mask = free.to(self.dtype)
+        return self.scaled(mask).plus_diagonal(1 - mask)
+
+    def negated(self) -> BlockTridiagonal:
+        """Return -H."""
+        return BlockTridiagonal(tuple(-block for block in self.diag), tuple(-block for block in self.sub))
+
+    def frobenius(self) -> float:
+        """Frobenius norm of an unbatched matrix."""
+        squares = sum(float(block.square().sum()) for block in self.diag)
+        squares += 2 * sum(float(block.square().sum()) for block in self.sub)
+        return math.sqrt(squares)
+
+    def row_sums(self) -> Tensor:
+        """Return the sums of absolute entries in each row, of shape (dim,): Gershgorin's bound on the spectrum."""
+        sums = [block.abs().sum(-1) for block in self.diag]
+        for k, block in enumerate(self.sub):
+            sums[k] = sums[k] + block.abs().sum(-2)
+            sums[k + 1] = sums[k + 1] + block.abs().sum(-1)
+        return torch.cat(sums, dim=-1)
+
+    def dense(self) -> Tensor:
+        """Return the whole matrix, of shape (..., dim, dim): for small sizes and for tests."""
+        out = self.diag[0].new_zeros((*self.diag[0].shape[:-2], self.dim, self.dim))
+        ends = torch.tensor((0, *self.sizes)).cumsum(0).tolist()
+        for k, block in enumerate(self.diag):
+            out[..., ends[k] : ends[k + 1], ends[k] : ends[k + 1]] = block
+        for k, block in enumerate(self.sub):
+            out[..., ends[k + 1] : ends[k + 2], ends[k] : ends[k + 1]] = block
+            out[..., ends[k] : ends[k + 1], ends[k + 1] : ends[k + 2]] = block.mT
+        return out
+
+    def cholesky(self) -> BlockCholesky:
+        """Factor H = F F^T block by block; ``BlockCholesky.ok`` says for which matrices of the batch it succeeded."""
+        lower: list[Tensor] = []
+        below: list[Tensor] = []
+        ok = torch.ones(self.diag[0].shape[:-2], dtype=torch.bool, device=self.device)
+        pivot = self.diag[0]
+        for k in range(len(self.diag)):
+            factor, info = torch.linalg.cholesky_ex(pivot)
+            ok = ok & (info == 0) & factor.isfinite().all(-1).all(-1)
+            lower.append(factor)
+            if k < len(self.sub):
+                # M_k = H[k+1,k] F_k^-T, so that H[k+1,k+1] - M_k M_k^T is the next Schur complement
+                coupling = torch.linalg.solve_triangular(factor, self.sub[k].mT, upper=False).mT
+                below.append(coupling)
+                pivot = self.diag[k + 1] - coupling @ coupling.mT
+        return BlockCholesky(tuple(lower), tuple(below), ok)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BlockCholesky:
+    """The factor of a block-tridiagonal matrix: lower-triangular blocks and the blocks below them.
+
+    Parameters
+    ----------
+    lower, below : tuple of Tensor
+        Blocks F_k of shape (..., d_k, d_k) and M_k of shape (..., d_{k+1}, d_k).
+    ok : bool Tensor
+        Whether the factorisation ran to completion, per matrix of the batch.
+    """
+
+    lower: tuple[Tensor, ...]
+    below: tuple[Tensor, ...]
+    ok: Tensor
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        """Solve H z = rhs for rows of ``rhs``, of shape (n, dim): one matrix for all rows, or one a row if batched."""
+        batched = self.lower[0].dim() > 2
+        sizes = [block.shape[-1] for block in self.lower]
+        # columns: (n, d, 1) against a factor a sample, (d, n) against a shared factor
+        parts = [part.unsqueeze(-1) if batched else part.mT for part in rhs.split(sizes, dim=-1)]
+        for k, factor in enumerate(self.lower):
+            if k > 0:
+                parts[k] = parts[k] - self.below[k - 1] @ parts[k - 1]
+            parts[k] = torch.linalg.solve_triangular(factor, parts[k], upper=False)
+        for k in reversed(range(len(parts))):
+            if k < len(self.below):
+                parts[k] = parts[k] - self.below[k].mT @ parts[k + 1]
+            parts[k] = torch.linalg.solve_triangular(self.lower[k].mT, parts[k], upper=True)
+        return torch.cat([part.squeeze(-1) if batched else part.mT for part in parts], dim=-1)

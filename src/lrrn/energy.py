@@ -1,0 +1,311 @@
+"""The lifted energy of the paper (eq. LRRN, discounted) and the QPs it gives rise to.
+
+    E(z; x) = 1/2 sum_k gamma^k ( |z_{k+1} - W_k z_k - b_k|^2 + beta_k |W_k^T z_{k+1} - z_k - c_k|^2 ),   z_0 = x
+
+As a function of the stacked activations z = (z_1, ..., z_L) it is 1/2 z^T H z - q(x)^T z + const(x) with a block-tridiagonal
+H that depends on the weights only. Block k below holds z_{k+1}; a_k = gamma^k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lrrn import verified
+from lrrn.blocks import BlockTridiagonal
+from lrrn.constraints import Interval, bounds
+from lrrn.qp import BoxQP, row_norms
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LiftedEnergy:
+    """The energy of a network with given parameters; a snapshot, so build a new one after changing them.
+
+    Parameters
+    ----------
+    weights : tuple of Tensor of shape (d_{k+1}, d_k)
+        W_k, all of one dtype and device.
+    b : tuple of Tensor of shape (d_{k+1},) or None
+        Regression biases; None means zero.
+    c : tuple of Tensor of shape (d_k,) or None
+        Reconstruction biases; None means zero.
+    beta : tuple of float
+        Weights of the reconstruction terms, one a layer, >= 0.
+    gamma : float
+        Discount of later layers, > 0.
+    intervals : tuple of Interval
+        The sets C_1, ..., C_L.
+    """
+
+    weights: tuple[Tensor, ...]
+    b: tuple[Tensor | None, ...]
+    c: tuple[Tensor | None, ...]
+    beta: tuple[float, ...]
+    gamma: float
+    intervals: tuple[Interval, ...]
+
+    @property
+    def n_layers(self) -> int:
+        """L, the number of weight matrices."""
+        return len(self.weights)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """d_0, ..., d_L."""
+        return (self.weights[0].shape[1], *(w.shape[0] for w in self.weights))
+
+    @property
+    def discounts(self) -> tuple[float, ...]:
+        """a_k = gamma^k."""
+        return tuple(self.gamma**k for k in range(self.n_layers))
+
+    @property
+    def eliminated(self) -> bool:
+        """Whether the output layer leaves the free phase exactly: a free output without reconstruction."""
+        return self.intervals[-1].is_free and self.beta[-1] == 0
+
+    def to(self, dtype: torch.dtype) -> LiftedEnergy:
+        """Return the same energy, detached, with parameters in another float type."""
+        return LiftedEnergy(
+            tuple(w.detach().to(dtype) for w in self.weights),
+            tuple(None if b is None else b.detach().to(dtype) for b in self.b),
+            tuple(None if c is None else c.detach().to(dtype) for c in self.c),
+            self.beta,
+            self.gamma,
+            self.intervals,
+        )
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def value(self, x: Tensor, z: Sequence[Tensor]) -> Tensor:
+        """E(z; x) per sample, differentiable in everything.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d_0)
+        z : sequence of L tensors of shape (n, d_k)
+
+        Returns
+        -------
+        Tensor of shape (n,)
+        """
+        total = x.new_zeros(x.shape[0])
+        for k, a in enumerate(self.discounts):
+            regression, reconstruction = self._mismatch(k, x if k == 0 else z[k - 1], z[k], biases=True)
+            total = total + 0.5 * a * regression.square().sum(-1)
+            if reconstruction is not None:
+                total = total + 0.5 * a * self.beta[k] * reconstruction.square().sum(-1)
+        return total
+
+    def slope(self, x: Tensor, z: Sequence[Tensor], w: Sequence[Tensor]) -> Tensor:
+        """d/dt E(z + t w; x) at t = 0 per sample, over the layers of the free phase; differentiable in x and the parameters.
+
+        E is quadratic in z, so this equals 1/2 [E(z + w; x) - E(z - w; x)] without that difference's cancellation.
+        ``z`` and ``w`` hold the unknowns of the free phase, so an eliminated output has no part in either.
+        """
+        total = x.new_zeros(x.shape[0])
+        for k, a in enumerate(self.discounts[: self.n_free]):
+            z_below, w_below = (x, torch.zeros_like(x)) if k == 0 else (z[k - 1], w[k - 1])
+            regression, reconstruction = self._mismatch(k, z_below, z[k], biases=True)
+            d_regression, d_reconstruction = self._mismatch(k, w_below, w[k], biases=False)
+            total = total + a * (regression * d_regression).sum(-1)
+            if reconstruction is not None and d_reconstruction is not None:
+                total = total + a * self.beta[k] * (reconstruction * d_reconstruction).sum(-1)
+        return total
+
+    def _mismatch(self, k: int, below: Tensor, above: Tensor, biases: bool) -> tuple[Tensor, Tensor | None]:
+        """Return z_{k+1} - W_k z_k - b_k and, where beta_k > 0, W_k^T z_{k+1} - z_k - c_k."""
+        w, b, c = self.weights[k], self.b[k], self.c[k]
+        regression = above - below @ w.mT
+        if biases and b is not None:
+            regression = regression - b
+        if self.beta[k] == 0:
+            return regression, None
+        reconstruction = above @ w - below
+        if biases and c is not None:
+            reconstruction = reconstruction - c
+        return regression, reconstruction
+
+    # --- the QPs ------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def free(self, x: Tensor) -> BoxQP:
+        """Return the free phase: minimise E(z; x) over the activations, an eliminated output left out."""
+        return self._boxed(self.free_hessian, self._linear(self.n_free, False, x))
+
+    @torch.no_grad()
+    def clamped(self, x: Tensor, y: Tensor) -> BoxQP:
+        """Return the clamped phase: minimise E(z; x) over z_1, ..., z_{L-1} with z_L = y."""
+        q = self._linear(self.n_layers - 1, True, x)
+        if self.n_layers > 1:
+            # q[L-1] += a_{L-1} (1 + beta_{L-1}) W_{L-1}^T y
+            q[:, -self.sizes[-2] :].addmm_(y, self.weights[-1], alpha=self.discounts[-1] * (1 + self.beta[-1]))
+        return self._boxed(self.clamped_hessian, q)
+
+    @torch.no_grad()
+    def nudged(self, x: Tensor, v: Tensor, t: float) -> BoxQP:
+        """Return the nudged phase: the free phase of E(z; x) + t v^T z_L, for ``v`` of shape (n, d_L).
+
+        An eliminated output is then z_L = W_{L-1} z_{L-1} + b_{L-1} - t v / a_{L-1}.
+        """
+        q = self._linear(self.n_free, False, x)
+        if self.n_free > 0:
+            push = v @ self.weights[-1] if self.eliminated else v
+            q[:, -push.shape[1] :].sub_(push, alpha=t)
+        return self._boxed(self.free_hessian, q)
+
+    @torch.no_grad()
+    def adjoint(self, z: Tensor, v: Tensor) -> BoxQP:
+        """Return the adjoint of the free phase at its minimiser: 1/2 w^T H w - v^T w, w = 0 where z is on a bound.
+
+        Parameters
+        ----------
+        z : Tensor of shape (n, dim)
+            Stacked minimiser of :meth:`free`.
+        v : Tensor of shape (n, dim)
+            Gradient of a loss in ``z``.
+        """
+        lo, hi = bounds(self.intervals[: self.n_free], self.free_sizes, z)
+        reach = torch.where((z <= lo) | (z >= hi), 0.0, torch.inf).to(z.dtype)
+        return BoxQP(self.free_hessian, v, -reach, reach)
+
+    def activations(self, x: Tensor, z: Tensor) -> list[Tensor]:
+        """Split stacked free activations into z_1, ..., z_L; an eliminated output is W_{L-1} z_{L-1} + b_{L-1}."""
+        blocks = list(z.split(self.free_sizes, dim=-1)) if self.n_free else []
+        if self.eliminated:
+            features = blocks[-1] if blocks else x
+            blocks.append(torch.nn.functional.linear(features, self.weights[-1], self.b[-1]))
+        return blocks
+
+    # --- what an inexact answer is worth ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def error_bound(self, x: Tensor, z: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return a proven bound on |z - z*| per sample, rounding included; for float64 energies.
+
+        Parameters
+        ----------
+        x : float64 Tensor of shape (n, d_0)
+        z : Tensor of shape (n, dim)
+            Stacked answer to the free phase or, with ``y``, to the clamped phase.
+        y : float64 Tensor of shape (n, d_L), optional
+        """
+        qp = self.free(x) if y is None else self.clamped(x, y)
+        mu, h_error = self._free_audit if y is None else self._clamped_audit
+        size = self._linear_size + self.discounts[0] * (1 + self.beta[0]) * _norm(self.weights[0]) * row_norms(x)
+        if y is not None:
+            size = size + self.discounts[-1] * (1 + self.beta[-1]) * _norm(self.weights[-1]) * row_norms(y)
+        return qp.distance_bound(z, mu, h_error, self._rounding * size)
+
+    @property
+    def free_mu(self) -> float:
+        """Proven lower bound on the smallest eigenvalue of :attr:`free_hessian`; for float64 energies."""
+        return self._free_audit[0]
+
+    @property
+    def clamped_mu(self) -> float:
+        """Proven lower bound on the smallest eigenvalue of :attr:`clamped_hessian`; for float64 energies."""
+        return self._clamped_audit[0]
+
+    @cached_property
+    def _free_audit(self) -> tuple[float, float]:
+        return self._audit(self.free_hessian)
+
+    @cached_property
+    def _clamped_audit(self) -> tuple[float, float]:
+        return self._audit(self.clamped_hessian)
+
+    def _audit(self, h: BlockTridiagonal) -> tuple[float, float]:
+        """Proven smallest eigenvalue of H, and a bound on the rounding made in building it."""
+        if not h.diag:
+            return torch.inf, 0.0
+        # the trace dominates every |W_k|_F^2 that entered, hence the rounding of each product
+        error = self._rounding * float(h.diagonal.sum())
+        return verified.smallest_eigenvalue(h, error), error
+
+    @property
+    def _rounding(self) -> float:
+        """gamma_{d+8}, generously: the relative rounding of an inner product over a layer and a few products more."""
+        return 2 * (max(self.sizes) + 8) * torch.finfo(self.weights[0].dtype).eps
+
+    @cached_property
+    def _linear_size(self) -> float:
+        """Sum of the norms of the bias terms of q, which bounds their rounding."""
+        size = 0.0
+        for k, a in enumerate(self.discounts):
+            w, b, c = _norm(self.weights[k]), self.b[k], self.c[k]
+            size += a * (1 + w) * ((0.0 if b is None else _norm(b)) + self.beta[k] * (0.0 if c is None else _norm(c)))
+        return size
+
+    # --- parts of the QPs ---------------------------------------------------------------------------------------------
+
+    @property
+    def n_free(self) -> int:
+        """Number of layers that are unknowns of the free phase."""
+        return self.n_layers - 1 if self.eliminated else self.n_layers
+
+    @property
+    def free_sizes(self) -> tuple[int, ...]:
+        """Widths of the unknowns of the free phase."""
+        return self.sizes[1 : 1 + self.n_free]
+
+    @cached_property
+    def free_hessian(self) -> BlockTridiagonal:
+        """H of the free phase."""
+        return self._hessian(self.n_free, False)
+
+    @cached_property
+    def clamped_hessian(self) -> BlockTridiagonal:
+        """H of the clamped phase."""
+        return self._hessian(self.n_layers - 1, True)
+
+    @torch.no_grad()
+    def _hessian(self, m: int, closed: bool) -> BlockTridiagonal:
+        """First ``m`` blocks of H; if ``closed``, layer m is there too and presses on block m - 1."""
+        a, diag, sub = self.discounts, [], []
+        for k in range(m):
+            w = self.weights[k]
+            identity = torch.eye(w.shape[0], dtype=w.dtype, device=w.device)
+            block = a[k] * (identity + self.beta[k] * (w @ w.mT)) if self.beta[k] else a[k] * identity
+            if k + 1 < m or closed:
+                above = self.weights[k + 1]
+                block += a[k + 1] * (above.mT @ above + self.beta[k + 1] * identity)
+            diag.append(block)
+            if k + 1 < m:
+                sub.append(-a[k + 1] * (1 + self.beta[k + 1]) * self.weights[k + 1])
+        return BlockTridiagonal(tuple(diag), tuple(sub))
+
+    def _linear(self, m: int, closed: bool, x: Tensor) -> Tensor:
+        """First ``m`` blocks of q(x), of shape (n, dim), without a clamped output's part."""
+        a, blocks = self.discounts, []
+        for k in range(m):
+            w, b, c = self.weights[k], self.b[k], self.c[k]
+            block = x.new_zeros(self.sizes[k + 1])
+            if b is not None:
+                block = block + a[k] * b
+            if c is not None and self.beta[k]:
+                block = block + a[k] * self.beta[k] * (w @ c)
+            if k + 1 < m or closed:
+                b_above, c_above = self.b[k + 1], self.c[k + 1]
+                if b_above is not None:
+                    block = block - a[k + 1] * (b_above @ self.weights[k + 1])
+                if c_above is not None and self.beta[k + 1]:
+                    block = block - a[k + 1] * self.beta[k + 1] * c_above
+            if k == 0:
+                blocks.append(torch.addmm(block, x, w.mT, alpha=a[0] * (1 + self.beta[0])))
+            else:
+                blocks.append(block.expand(x.shape[0], -1))
+        return torch.cat(blocks, dim=-1) if blocks else x.new_zeros((x.shape[0], 0))
+
+    def _boxed(self, hessian: BlockTridiagonal, q: Tensor) -> BoxQP:
+        return BoxQP(hessian, q, *bounds(self.intervals[: len(hessian.sizes)], hessian.sizes, q))
+
+
+def _norm(t: Tensor) -> float:
+    return float(torch.linalg.vector_norm(t))

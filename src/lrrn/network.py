@@ -1,0 +1,419 @@
+"""The lifted network as a torch module: its forward pass minimises the energy, its backward pass solves the adjoint."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from lrrn import bounds
+from lrrn.bounds import LipschitzBound
+from lrrn.constraints import ConstraintSpec, Interval, interval
+from lrrn.energy import LiftedEnergy
+from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution, row_norms
+from lrrn.solution import Solution, warn_if_not_converged
+from lrrn.solvers import solve
+
+FORWARD_AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
+"""How far the differentiable forward and backward solves go while they make progress, unless ``tol`` is set."""
+FLOAT32_FLOOR = 4e-6
+"""A tolerance below this asks for more than float32 can resolve, and inference works in float64."""
+
+
+@final
+class LRRN(nn.Module):
+    """A lifted regression/reconstruction network (Høier and Zach, 2020).
+
+    The prediction is the last block of the minimiser of a convex energy; its Lipschitz constant is bounded by construction.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Widths d_0, ..., d_L of the input, the hidden layers and the output.
+    beta : float or sequence of L floats, default=1.0
+        Weight of each layer's reconstruction term. A single number stands for ``(beta, ..., beta, 0)``.
+    gamma : float, default=1/8
+        Discount of later layers: layer k counts gamma^k.
+    constraint : {"free", "nonneg", "box"}, (lo, hi), or a list of L - 1 of these, default="nonneg"
+        The set hidden activations live in, for all hidden layers or one by one.
+    output_constraint : {"free", "nonneg", "box"} or (lo, hi), default="free"
+        The set the output lives in.
+    bias, reconstruction_bias : bool, default=True
+        Whether the biases b_k and c_k exist.
+    init : {"glorot", "orthogonal"}, default="glorot"
+        Initial weights; biases start at zero.
+    generator : torch.Generator, optional
+        Source of randomness for the initial weights; torch's global one if not given.
+    device, dtype : optional
+        Where the parameters live and their type.
+    solver : str, default="auto"
+        Solver of the differentiable passes; see :func:`lrrn.solvers.solve`.
+    tol : float, optional
+        Tolerance of the differentiable passes; by default as tight as the dtype allows at little cost.
+    max_sweeps : int, default=1000
+        Sweeps allowed in the differentiable passes.
+
+    Attributes
+    ----------
+    W, b, c : ParameterList
+        ``W[k]`` of shape (d_{k+1}, d_k), ``b[k]`` of shape (d_{k+1},), ``c[k]`` of shape (d_k,); None where switched off.
+
+    Examples
+    --------
+    >>> import torch, lrrn
+    >>> net = lrrn.LRRN(sizes=(784, 64, 64, 10), generator=torch.Generator().manual_seed(0))
+    >>> net(torch.rand(5, 784)).shape
+    torch.Size([5, 10])
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        beta: float | Sequence[float] = 1.0,
+        gamma: float = 1 / 8,
+        constraint: ConstraintSpec | Sequence[ConstraintSpec] = "nonneg",
+        output_constraint: ConstraintSpec = "free",
+        bias: bool = True,
+        reconstruction_bias: bool = True,
+        init: str = "glorot",
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        solver: str = "auto",
+        tol: float | None = None,
+        max_sweeps: int = 1000,
+    ) -> None:
+        super().__init__()
+        self.sizes = _checked_sizes(sizes)
+        n_layers = len(self.sizes) - 1
+        self.beta = _checked_beta(beta, n_layers)
+        self.gamma = _checked_gamma(gamma, n_layers)
+        self.intervals = (*_hidden_intervals(constraint, n_layers - 1), interval(output_constraint))
+        self.solver, self.tol, self.max_sweeps = solver, tol, max_sweeps
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"parameters need a floating-point dtype; got {dtype}")
+        like = torch.empty(0, device=device, dtype=dtype)
+        shapes = list(zip(self.sizes[1:], self.sizes[:-1], strict=True))
+        self.W = nn.ParameterList([_initial_weight(shape, init, generator).to(like) for shape in shapes])
+        self.b = nn.ParameterList([like.new_zeros(rows) if bias else None for rows, _ in shapes])
+        self.c = nn.ParameterList([like.new_zeros(columns) if reconstruction_bias else None for _, columns in shapes])
+        self._frozen: tuple[list[Tensor], dict[torch.dtype, LiftedEnergy]] | None = None
+
+    # --- prediction ---------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict z_L*(x), differentiable once in ``x`` and the parameters.
+
+        Parameters
+        ----------
+        x : Tensor of shape (..., d_0)
+
+        Returns
+        -------
+        Tensor of shape (..., d_L)
+            In the dtype of ``x``; float16 and bfloat16 are solved in float32.
+        """
+        flat = x.reshape(-1, x.shape[-1]) if x.dim() > 0 else x
+        self._check_input(flat)
+        with torch.autocast(x.device.type, enabled=False):
+            dtype = self._solve_dtype(x)
+            flat = flat.to(dtype)
+            parameters = [p.to(dtype) for p in self._flat_parameters()]
+            z = _Minimiser.apply(self, flat, *parameters)
+            output = self._energy_of(parameters).activations(flat, z)[-1]
+        return output.to(x.dtype).reshape(*x.shape[:-1], self.sizes[-1])
+
+    @torch.no_grad()
+    def infer(
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        solver: str = "auto",
+        tol: float | None = None,
+        max_sweeps: int = 1000,
+        start: Solution | Sequence[Tensor] | None = None,
+    ) -> Solution:
+        """Minimise the energy over the activations and report how well that went; not differentiable.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d_0)
+            Inputs.
+        y : Tensor of shape (n, d_L), optional
+            Target vectors (not labels). If given, the output is clamped to them.
+        solver : str, default="auto"
+            "auto", "coordinate_descent", "accelerated", "newton" or "reference".
+        tol : float, optional
+            A sample has converged when its KKT residual is at most ``tol * max(1, |q(x)|)``. Default 1e-6 in float64 and 1e-4
+            in float32. Below what float32 can resolve, the solve and its result are in float64.
+        max_sweeps : int, default=1000
+            Sweeps or iterations per sample.
+        start : Solution or sequence of tensors of shape (n, d_k), optional
+            Activations to start from.
+
+        Returns
+        -------
+        Solution
+            Activations, energy, residual, error bound, sweeps and status, per sample. A ConvergenceWarning tells of samples
+            that did not converge.
+        """
+        self._check_input(x)
+        given = x.dtype
+        with torch.autocast(x.device.type, enabled=False):
+            dtype = self._solve_dtype(x)
+            if dtype == torch.float32 and tol is not None and tol < FLOAT32_FLOOR:
+                dtype = given = torch.float64
+            energy = self._frozen_energy(dtype)
+            x = x.to(dtype)
+            if y is not None:
+                y = self._check_target(y, x)
+            qp = energy.free(x) if y is None else energy.clamped(x, y)
+            solved = solve(qp, solver=solver, tol=tol, max_sweeps=max_sweeps, start=_stacked(start, qp))
+            warn_if_not_converged(solved, qp.scale, tol or DEFAULT_TOL[dtype], "free phase" if y is None else "clamped phase")
+            hidden = list(solved.z.split(qp.hessian.sizes, dim=-1)) if qp.dim else []
+            activations = energy.activations(x, solved.z) if y is None else [*hidden, y]
+            return Solution(
+                [z.to(given) for z in activations],
+                energy.value(x, activations),
+                solved.residual,
+                solved.n_sweeps,
+                solved.status,
+                solved.solvers,
+                self._frozen_energy(torch.float64),
+                x,
+                y,
+            )
+
+    def energy(self, x: Tensor, z: Sequence[Tensor] | None = None, y: Tensor | None = None) -> Tensor:
+        """E at given activations, or at the minimiser.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d_0)
+        z : sequence of L tensors of shape (n, d_k), optional
+            Activations. Without them, those of the free phase or, with ``y``, of the clamped phase are inferred and held
+            fixed, which gives exact first derivatives (envelope theorem).
+        y : Tensor of shape (n, d_L), optional
+            Target to clamp the output to; only without ``z``.
+
+        Returns
+        -------
+        Tensor of shape (n,)
+            Differentiable in ``x``, ``z`` and the parameters.
+        """
+        if z is None:
+            z = self.infer(x, y, solver=self.solver, tol=self.tol, max_sweeps=self.max_sweeps).activations
+        elif y is not None:
+            raise ValueError("give either activations z or a target y to clamp to, not both")
+        self._check_input(x)
+        dtype = self._solve_dtype(x)
+        energy = self._energy_of([p.to(dtype) for p in self._flat_parameters()])
+        return energy.value(x.to(dtype), [block.to(dtype) for block in z])
+
+    def lipschitz(self, method: str = "auto") -> LipschitzBound:
+        """Return a proven upper bound on the Lipschitz constant of the prediction.
+
+        Parameters
+        ----------
+        method : {"auto", "paper", "spectral"}, default="auto"
+            "paper" is the product of the paper's constants; "spectral" uses every layer's singular values too and is never
+            worse; "auto" is the best there is.
+
+        Returns
+        -------
+        LipschitzBound
+            A float with ``.value``, ``.per_layer`` and ``.method``.
+        """
+        methods: dict[str, Callable[..., LipschitzBound]] = {"paper": bounds.paper, "spectral": bounds.spectral}
+        if method != "auto" and method not in methods:
+            raise ValueError(f"unknown method {method!r}; use 'auto' or one of {', '.join(methods)}")
+        return methods["spectral" if method == "auto" else method](list(self.W), self.beta)
+
+    def extra_repr(self) -> str:
+        """Show the structure in ``repr``."""
+        sets = ", ".join(str(i) for i in self.intervals)
+        return f"sizes={self.sizes}, beta={self.beta}, gamma={self.gamma:g}, constraints=({sets})"
+
+    # --- the energy of the present parameters -------------------------------------------------------------------------
+
+    def _flat_parameters(self) -> list[Tensor]:
+        """W, then b, then c, without those switched off."""
+        return [p for group in (self.W, self.b, self.c) for p in group if p is not None]
+
+    def _energy_of(self, parameters: Sequence[Tensor]) -> LiftedEnergy:
+        """Build the energy of a flat list of parameters, as :meth:`_flat_parameters` orders them."""
+        rest = iter(parameters)
+        groups = [tuple(None if p is None else next(rest) for p in group) for group in (self.W, self.b, self.c)]
+        weights = tuple(w for w in groups[0] if w is not None)
+        return LiftedEnergy(weights, groups[1], groups[2], self.beta, self.gamma, self.intervals)
+
+    def _frozen_energy(self, dtype: torch.dtype) -> LiftedEnergy:
+        """Return the energy of a copy of the parameters; Hessian and eigenvalue bound are reused while they stay equal."""
+        now = [p.detach() for p in self._flat_parameters()]
+        if self._frozen is None or not _same(self._frozen[0], now):
+            self._frozen = ([p.clone() for p in now], {})
+        copies, energies = self._frozen
+        if dtype not in energies:
+            energies[dtype] = self._energy_of([p.to(dtype) for p in copies])
+        return energies[dtype]
+
+    def _solve_dtype(self, x: Tensor) -> torch.dtype:
+        return torch.promote_types(torch.promote_types(x.dtype, self.W[0].dtype), torch.float32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the reusable copies out of pickles and deep copies."""
+        return {**self.__dict__, "_frozen": None}
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def _check_input(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a torch.Tensor; got {type(x).__name__}. Use torch.as_tensor(x)")
+        if not x.dtype.is_floating_point:
+            raise TypeError(f"x must be floating point; got {x.dtype}. Use x.to(torch.float32), scaled as in training")
+        if x.dim() != 2 or x.shape[1] != self.sizes[0]:
+            raise ValueError(f"x must have shape (n_samples, {self.sizes[0]}); got {tuple(x.shape)}")
+        _check_finite(x, "x")
+
+    def _check_target(self, y: Tensor, x: Tensor) -> Tensor:
+        expected = (x.shape[0], self.sizes[-1])
+        if not isinstance(y, Tensor) or tuple(y.shape) != expected:
+            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"y must be a tensor of target vectors of shape {expected}, not of labels; got {got}")
+        y = y.to(x)
+        _check_finite(y, "y")
+        allowed = self.intervals[-1]
+        outside = ((y < allowed.lo) | (y > allowed.hi)).any(-1)
+        if bool(outside.any()):
+            row = int(outside.nonzero()[0])
+            raise ValueError(f"row {row} of y leaves the output's constraint set {allowed}; a clamped phase needs y inside it")
+        return y
+
+
+@final
+class _Minimiser(torch.autograd.Function):
+    """x, parameters -> the stacked minimiser of the free phase, with the implicit gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, net: LRRN, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.net = net
+        ctx.energy = net._energy_of([p.detach() for p in parameters])
+        qp = ctx.energy.free(x)
+        solved = _solve_differentiable(net, qp, "forward pass")
+        ctx.save_for_backward(x, solved.z, *parameters)
+        return solved.z
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (v,) = grad_outputs
+        x, z, *parameters = ctx.saved_tensors
+        net: LRRN = ctx.net
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            # the adjoint is linear in v, so solve it for unit vectors: tol is then relative to the gradient itself
+            size = row_norms(v)[:, None].to(v.dtype)
+            unit = v / torch.where(size > 0, size, 1)
+            w = _solve_differentiable(net, ctx.energy.adjoint(z, unit), "adjoint").z * size
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
+            energy = net._energy_of(leaves[1:])
+            slope = energy.slope(leaves[0], *(t.split(energy.free_sizes, dim=-1) for t in (z, w)))
+            grads = torch.autograd.grad(-slope.sum(), leaves, allow_unused=True, materialize_grads=True)
+        if torch.is_grad_enabled():
+            grads = tuple(_FirstDerivativeOnly.apply(grad, v, x, *parameters) for grad in grads)
+        return None, *grads
+
+
+@final
+class _FirstDerivativeOnly(torch.autograd.Function):
+    """Passes a gradient through and refuses to differentiate it."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, grad: Tensor, *anchors: Tensor) -> Tensor:
+        return grad.clone()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        raise NotImplementedError(
+            "LRRN has first derivatives only: its prediction is piecewise affine in x, and second derivatives in the "
+            "parameters are not implemented. Do not differentiate through a gradient taken with create_graph=True"
+        )
+
+
+def _solve_differentiable(net: LRRN, qp: BoxQP, what: str) -> QPSolution:
+    tol = DEFAULT_TOL[qp.q.dtype] if net.tol is None else net.tol
+    aim = FORWARD_AIM[qp.q.dtype] if net.tol is None else net.tol
+    solved = solve(qp, solver=net.solver, tol=tol, aim=aim, max_sweeps=net.max_sweeps)
+    warn_if_not_converged(solved, qp.scale, tol, what)
+    return solved
+
+
+def _stacked(start: Solution | Sequence[Tensor] | None, qp: BoxQP) -> Tensor | None:
+    if start is None or qp.dim == 0:
+        return None
+    blocks = list(start.activations if isinstance(start, Solution) else start)[: len(qp.hessian.sizes)]
+    expected = [(qp.n_samples, size) for size in qp.hessian.sizes]
+    if [tuple(block.shape) for block in blocks] != expected:
+        raise ValueError(f"start must hold activations of shapes {expected}; got {[tuple(b.shape) for b in blocks]}")
+    return torch.cat([block.to(qp.q) for block in blocks], dim=-1)
+
+
+def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
+    return all(a.device == b.device and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(old, new, strict=True))
+
+
+def _check_finite(t: Tensor, name: str) -> None:
+    finite = t.isfinite()
+    if not bool(finite.all()):
+        row = int((~finite.all(-1)).nonzero()[0])
+        raise ValueError(f"{name} has a non-finite value (NaN or infinity), first in row {row}; clean the data first")
+
+
+def _checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    if len(sizes) < 2 or any(not isinstance(d, numbers.Integral) or d < 1 for d in sizes):
+        raise ValueError(f"sizes needs at least an input and an output width, all positive integers; got {tuple(sizes)}")
+    return tuple(int(d) for d in sizes)
+
+
+def _checked_beta(beta: float | Sequence[float], n_layers: int) -> tuple[float, ...]:
+    if isinstance(beta, numbers.Real):
+        beta = (float(beta),) * (n_layers - 1) + (0.0,)
+    values = tuple(float(b) for b in beta)  # type: ignore[union-attr]
+    if len(values) != n_layers or any(not math.isfinite(b) or b < 0 for b in values):
+        raise ValueError(f"beta needs one finite number >= 0 for each of {n_layers} layers; got {values}")
+    return values
+
+
+def _checked_gamma(gamma: float, n_layers: int) -> float:
+    if not (math.isfinite(gamma) and gamma > 0):
+        raise ValueError(f"gamma must be a positive number; got {gamma}")
+    with_depth = (n_layers - 1) * math.log10(gamma)
+    if abs(with_depth) > 30:
+        raise ValueError(f"gamma^(L-1) = 1e{with_depth:.0f} is beyond what floating point can hold together; got gamma={gamma}")
+    return float(gamma)
+
+
+def _hidden_intervals(constraint: ConstraintSpec | Sequence[ConstraintSpec], n_hidden: int) -> tuple[Interval, ...]:
+    single = isinstance(constraint, str | Interval) or (
+        len(constraint) == 2 and all(isinstance(end, numbers.Real) for end in constraint)
+    )
+    if single:
+        return (interval(constraint),) * n_hidden  # type: ignore[arg-type]
+    if len(constraint) != n_hidden:  # type: ignore[arg-type]
+        raise ValueError(f"constraint needs one entry for each of {n_hidden} hidden layers; got {constraint!r}")
+    return tuple(interval(spec) for spec in constraint)  # type: ignore[union-attr, arg-type]
+
+
+def _initial_weight(shape: tuple[int, int], init: str, generator: torch.Generator | None) -> Tensor:
+    # drawn in float64 on the generator's device, so that a seed gives the same weights for every dtype and device
+    weight = torch.empty(shape, dtype=torch.float64, device="cpu" if generator is None else generator.device)
+    if init == "glorot":
+        return nn.init.xavier_uniform_(weight, generator=generator)
+    if init == "orthogonal":
+        return nn.init.orthogonal_(weight, generator=generator)
+    raise ValueError(f"unknown init {init!r}; use 'glorot' or 'orthogonal'")

@@ -1,0 +1,191 @@
+"""The one problem type of the package: a box-constrained QP whose Hessian is shared by a batch.
+
+    minimise 1/2 z^T H z - q^T z   subject to   lo <= z <= hi
+
+The free phase, the clamped phase, the nudged phase and the adjoint of an LRRN are instances of it (``lrrn.energy``);
+``lrrn.solvers`` solves it. ``H`` is shared by the batch, ``q`` is per sample, the bounds may be either.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lrrn.blocks import BlockTridiagonal
+
+DEFAULT_TOL = {torch.float64: 1e-6, torch.float32: 1e-4}
+"""Relative KKT residual below which a sample counts as converged, by the dtype of the solve."""
+
+
+@final
+class Status(enum.IntEnum):
+    """How the solve of one sample ended."""
+
+    CONVERGED = 0
+    MAX_SWEEPS = 1
+    STALLED = 2
+    NON_FINITE = 3
+
+    @property
+    def message(self) -> str:
+        """The status in words, with what to do about it."""
+        return _MESSAGES[self]
+
+
+_MESSAGES = {
+    Status.CONVERGED: "converged: the KKT residual is at most tol * max(1, |q|)",
+    Status.MAX_SWEEPS: "stopped at max_sweeps before reaching tol; raise max_sweeps or use solver='newton'",
+    Status.STALLED: "no further progress: tol is below what this dtype can resolve here; use float64 or a larger tol",
+    Status.NON_FINITE: "the iterates became non-finite; check the scale of the input and of the weights",
+}
+
+
+def kkt_residual(z: Tensor, g: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
+    """Return the KKT residual of a feasible point, unit by unit.
+
+    Parameters
+    ----------
+    z, g : Tensor of shape (n, dim)
+        The point and the gradient ``H z - q`` there.
+    lo, hi : Tensor of shape (1, dim) or (n, dim)
+        The bounds.
+
+    Returns
+    -------
+    Tensor of shape (n, dim)
+        ``g`` inside the interval, ``min(g, 0)`` at its lower end, ``max(g, 0)`` at its upper end, 0 where both ends meet.
+    """
+    r = torch.where(z <= lo, g.clamp(max=0), g)
+    return torch.where(z >= hi, r.clamp(min=0), r)
+
+
+def row_norms(v: Tensor) -> Tensor:
+    """Euclidean norms of the rows, accumulated in float64 so that large float32 values do not overflow."""
+    return torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BoxQP:
+    """A batch of box-constrained QPs with one Hessian.
+
+    Parameters
+    ----------
+    hessian : BlockTridiagonal
+        H, symmetric positive definite, of size ``dim``.
+    q : Tensor of shape (n, dim)
+        Linear terms.
+    lo, hi : Tensor of shape (1, dim) or (n, dim)
+        Bounds, shared or per sample.
+    """
+
+    hessian: BlockTridiagonal
+    q: Tensor
+    lo: Tensor
+    hi: Tensor
+
+    @property
+    def n_samples(self) -> int:
+        """Number of problems in the batch."""
+        return self.q.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """Number of unknowns of each problem."""
+        return self.q.shape[1]
+
+    @property
+    def scale(self) -> Tensor:
+        """max(1, |q|) per sample: what ``tol`` is relative to."""
+        return row_norms(self.q).clamp(min=1.0)
+
+    def project(self, z: Tensor) -> Tensor:
+        """Return the feasible point nearest to ``z``."""
+        return torch.minimum(torch.maximum(z, self.lo), self.hi)
+
+    def gradient(self, z: Tensor) -> Tensor:
+        """Return ``H z - q``."""
+        return self.hessian.matmul(z).sub_(self.q)
+
+    def residual(self, z: Tensor) -> Tensor:
+        """Euclidean norm of the KKT residual at a feasible ``z``, of shape (n,)."""
+        return row_norms(kkt_residual(z, self.gradient(z), self.lo, self.hi))
+
+    def take(self, rows: Tensor) -> BoxQP:
+        """Return the sub-batch of the given row indices."""
+
+        def pick(bound: Tensor) -> Tensor:
+            return bound if bound.shape[0] == 1 else bound[rows]
+
+        return BoxQP(self.hessian, self.q[rows], pick(self.lo), pick(self.hi))
+
+    def distance_bound(self, z: Tensor, mu: float, h_error: float, q_error: Tensor) -> Tensor:
+        """Return a proven bound on the distance from ``z`` to the minimiser, rounding included.
+
+        Parameters
+        ----------
+        z : Tensor of shape (n, dim)
+            Any point, in any float type. Entries that equal a bound rounded to that type count as on the bound.
+        mu : float
+            A proven lower bound on the smallest eigenvalue of H.
+        h_error : float
+            A proven bound on the rounding made while building H, in spectral norm.
+        q_error : Tensor of shape (n,)
+            The same for ``q``, in Euclidean norm.
+
+        Returns
+        -------
+        Tensor of shape (n,)
+            ``|z - z'| + (|r(z')| + rounding) / mu`` with ``z'`` the feasible point ``z`` stands for; ``inf`` if ``mu``
+            is not positive. This QP must be a float64 one.
+        """
+        if self.q.dtype != torch.float64:
+            raise TypeError(f"error bounds are computed on a float64 problem; this one is {self.q.dtype}")
+        if self.dim == 0:
+            return self.q.new_zeros(self.n_samples)
+        given = z.to(torch.float64)
+        feasible = torch.where(z == self.lo.to(z.dtype), self.lo, given)
+        feasible = self.project(torch.where(z == self.hi.to(z.dtype), self.hi, feasible))
+        h = self.hessian
+        eps = torch.finfo(torch.float64).eps
+        size = row_norms(feasible)
+        # |fl(Hz - q) - (Hz - q)| <= gamma_{3d+2} (|H|_F |z| + |q|), plus the rounding of H and of q themselves
+        rounding = 4 * (3 * max(h.sizes, default=0) + 2) * eps * (h.frobenius() * size + row_norms(self.q))
+        rounding = rounding + h_error * size + q_error
+        bound = row_norms(feasible - given) + (self.residual(feasible) + rounding) / mu if mu > 0 else size + torch.inf
+        return torch.nan_to_num(bound * (1 + 1e-10), nan=torch.inf)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class QPSolution:
+    """What a solver returns for a :class:`BoxQP`: a feasible point per sample and how good it is.
+
+    Parameters
+    ----------
+    z : Tensor of shape (n, dim)
+        Feasible points.
+    residual : Tensor of shape (n,)
+        Euclidean norm of the KKT residual, recomputed from ``z`` in the dtype of the solve.
+    n_sweeps : int64 Tensor of shape (n,)
+        Sweeps or iterations spent.
+    status : int64 Tensor of shape (n,)
+        :class:`Status` codes.
+    solvers : tuple of str
+        The solvers that worked on the batch, in order.
+    """
+
+    z: Tensor
+    residual: Tensor
+    n_sweeps: Tensor
+    status: Tensor
+    solvers: tuple[str, ...]
+
+    @property
+    def converged(self) -> Tensor:
+        """Whether each sample converged, of shape (n,)."""
+        return self.status == int(Status.CONVERGED)

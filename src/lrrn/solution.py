@@ -1,0 +1,90 @@
+"""What inference returns: activations, energies, and what each answer is worth."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import final
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from lrrn.energy import LiftedEnergy
+from lrrn.qp import QPSolution, Status
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The answer to one inference problem per sample.
+
+    Attributes
+    ----------
+    activations : list of L tensors of shape (n, d_k)
+        z_1, ..., z_L.
+    energy : Tensor of shape (n,)
+        E(z; x) at these activations.
+    residual : Tensor of shape (n,)
+        Euclidean norm of the KKT residual.
+    n_sweeps : int64 Tensor of shape (n,)
+        Sweeps or iterations spent.
+    status : int64 Tensor of shape (n,)
+        :class:`~lrrn.qp.Status` codes.
+    solvers : tuple of str
+        The solvers that worked on the batch, in order.
+    """
+
+    activations: list[Tensor]
+    energy: Tensor
+    residual: Tensor
+    n_sweeps: Tensor
+    status: Tensor
+    solvers: tuple[str, ...]
+    _exact: LiftedEnergy = field(repr=False)
+    _x: Tensor = field(repr=False)
+    _y: Tensor | None = field(repr=False)
+
+    @property
+    def output(self) -> Tensor:
+        """z_L, of shape (n, d_L): the prediction."""
+        return self.activations[-1]
+
+    @property
+    def converged(self) -> Tensor:
+        """Whether the residual is at most tol * max(1, |q|), of shape (n,)."""
+        return self.status == int(Status.CONVERGED)
+
+    @cached_property
+    def error_bound(self) -> Tensor:
+        """Proven bound on the distance of the stacked activations from the exact ones, of shape (n,), float64.
+
+        Computed on first use, from a float64 recomputation of the residual; rounding is inside it. It covers the unknowns of
+        the phase that was solved: an eliminated or a clamped output is not among them. An eliminated output is off by at
+        most |W_{L-1}|_2 times this, plus the rounding of that product.
+        """
+        n_unknown = self._exact.n_free if self._y is None else self._exact.n_layers - 1
+        if n_unknown == 0:
+            return self.energy.new_zeros(self.energy.shape, dtype=torch.float64)
+        z = torch.cat(self.activations[:n_unknown], dim=-1)
+        y = None if self._y is None else self._y.to(torch.float64)
+        return self._exact.error_bound(self._x.to(torch.float64), z, y)
+
+
+def warn_if_not_converged(solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
+    """Say with scikit-learn's ConvergenceWarning how many samples missed the tolerance, by how much and why."""
+    missed = ~solution.converged
+    n_missed = int(missed.sum())
+    if n_missed == 0:
+        return
+    worst = float((solution.residual[missed] / scale[missed]).max())
+    reasons = Counter(Status(code) for code in solution.status[missed].tolist())
+    why = "; ".join(f"{count} {status.message}" for status, count in reasons.most_common())
+    warnings.warn(
+        f"{what}: {n_missed} of {len(missed)} samples did not converge; largest relative residual {worst:.2e} against "
+        f"tol {tol:.0e} ({why})",
+        ConvergenceWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,13 @@
+"""Solvers for :class:`~lrrn.qp.BoxQP`: one algorithm a file, behind one loop."""
+
+from lrrn.solvers.accelerated import Accelerated
+from lrrn.solvers.base import SOLVERS, Solver, Stepper, register
+from lrrn.solvers.coordinate_descent import CoordinateDescent
+from lrrn.solvers.loop import solve
+from lrrn.solvers.newton import Newton
+from lrrn.solvers.reference import Reference
+
+for _solver in (Reference(), CoordinateDescent(), Accelerated(), Newton()):
+    register(_solver)
+
+__all__ = ["SOLVERS", "Solver", "Stepper", "register", "solve"]

@@ -1,0 +1,74 @@
+"""What a solver supplies to the one loop in :mod:`lrrn.solvers.loop`, and the register of solvers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from lrrn.qp import BoxQP
+
+
+class Stepper(Protocol):
+    """A solver at work on one batch; it may keep state per sample."""
+
+    def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
+        """Improve ``z`` in place by at most ``sweeps`` sweeps.
+
+        Parameters
+        ----------
+        qp : BoxQP
+            The problems still open.
+        z, g : Tensor of shape (n, dim)
+            Feasible points, kept feasible, and ``H z - q`` there; ``g`` may be overwritten.
+        sweeps : int
+            How many sweeps at most.
+        threshold : float64 Tensor of shape (n,)
+            KKT residual at which a sample is done; a solver that does not watch it runs all sweeps.
+
+        Returns
+        -------
+        int64 Tensor of shape (n,)
+            Sweeps spent per sample.
+        """
+        ...
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop the state of all samples but these (indices into the present batch)."""
+        ...
+
+
+class Solver(Protocol):
+    """An algorithm for :class:`~lrrn.qp.BoxQP`."""
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        ...
+
+    @property
+    def chunk(self) -> int:
+        """Sweeps between two looks at the residual by the loop."""
+        ...
+
+    @property
+    def patience(self) -> int:
+        """Looks at the residual without a gain of one per cent after which the solver counts as stalled."""
+        ...
+
+    def obstacle(self, qp: BoxQP) -> str | None:
+        """Why this solver cannot take the problem (wrong device, say), or None if it can."""
+        ...
+
+    def begin(self, qp: BoxQP) -> Stepper:
+        """Prepare for a batch: factor, pack, bound the spectrum."""
+        ...
+
+
+SOLVERS: dict[str, Solver] = {}
+"""All solvers by name; the contract tests run on each."""
+
+
+def register(solver: Solver) -> None:
+    """Add a solver under its own name."""
+    SOLVERS[solver.name] = solver

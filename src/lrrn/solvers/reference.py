@@ -1,0 +1,55 @@
+"""Cyclic coordinate descent as the paper states it: plain NumPy, float64, the specification in code."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrrn.qp import BoxQP
+
+
+@final
+class Reference:
+    """For each sample and each unit in turn: minimise over that unit alone, then update the gradient."""
+
+    name = "reference"
+    chunk = 8
+    patience = 8
+
+    def obstacle(self, qp: BoxQP) -> str | None:
+        """Return None: whatever comes is copied to NumPy in float64."""
+        return None
+
+    def begin(self, qp: BoxQP) -> _ReferenceStepper:
+        """Write the Hessian out in full."""
+        return _ReferenceStepper(qp.hessian.dense().detach().cpu().numpy().astype(np.float64))
+
+
+@final
+class _ReferenceStepper:
+    def __init__(self, h: np.ndarray) -> None:
+        self._h = h
+
+    def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
+        q, lo, hi = (t.detach().cpu().numpy().astype(np.float64) for t in (qp.q, qp.lo, qp.hi))
+        lo, hi = np.broadcast_to(lo, q.shape), np.broadcast_to(hi, q.shape)
+        for i in range(qp.n_samples):
+            point = z[i].detach().cpu().numpy().astype(np.float64)
+            gradient = self._h @ point - q[i]
+            for _ in range(sweeps):
+                for j in range(qp.dim):
+                    new = min(max(point[j] - gradient[j] / self._h[j, j], lo[i, j]), hi[i, j])
+                    step = new - point[j]
+                    if step != 0:
+                        point[j] = new
+                        gradient += self._h[:, j] * step
+            z[i] = torch.from_numpy(point).to(z)
+        # rounding to the dtype of the batch must not leave the box
+        z.copy_(qp.project(z))
+        return torch.full((qp.n_samples,), sweeps, dtype=torch.int64, device=z.device)
+
+    def keep(self, rows: Tensor) -> None:
+        pass

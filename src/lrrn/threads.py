@@ -1,0 +1,112 @@
+"""Threads: one policy for BLAS and for our own kernels.
+
+Small matrix products with several BLAS threads can run tens of times slower than with one, because their threads spin
+against the kernels' own. So long work (a fit, a command) holds ``blas_threads(1)`` while the solvers spread samples over
+``workers()`` Python threads running kernels that release the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+from threadpoolctl import threadpool_limits
+
+_lock = threading.RLock()
+_depth = 0
+_outer: int | None = None
+_limits: threadpool_limits | None = None
+_pool: ThreadPoolExecutor | None = None
+_pool_size = 0
+
+
+def workers() -> int:
+    """Return how many threads the CPU kernels use: torch's own number, as it was before :func:`blas_threads` held it."""
+    return _outer if _outer is not None else torch.get_num_threads()
+
+
+@contextmanager
+def blas_threads(n: int = 1) -> Iterator[None]:
+    """Hold BLAS and OpenMP to ``n`` threads, process-wide, until the outermost such block ends.
+
+    Safe to nest and to enter from several threads; the first to enter sets the limit, the last to leave restores it.
+    Enter it around a whole fit or command, not around single calls.
+
+    Parameters
+    ----------
+    n : int, default=1
+        Number of threads.
+    """
+    _enter(n)
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def _enter(n: int) -> None:
+    global _depth, _outer, _limits
+    with _lock:
+        if _depth == 0:
+            _outer = torch.get_num_threads()
+            _limits = threadpool_limits(limits=n)
+            torch.set_num_threads(n)
+        _depth += 1
+
+
+def _leave() -> None:
+    global _depth, _outer, _limits
+    with _lock:
+        _depth -= 1
+        if _depth == 0:
+            assert _outer is not None and _limits is not None
+            _limits.restore_original_limits()
+            torch.set_num_threads(_outer)
+            _outer = _limits = None
+
+
+def over_rows(work: Callable[[int, int], None], n_rows: int, min_rows: int) -> None:
+    """Call ``work(start, stop)`` for consecutive parts of ``n_rows``, on as many threads as pay off.
+
+    Parameters
+    ----------
+    work : callable
+        Must release the interpreter lock to gain anything, and touch only the rows it is given.
+    n_rows : int
+        How many rows there are.
+    min_rows : int
+        The least number of rows worth a thread of their own.
+    """
+    parts = max(1, min(workers(), n_rows // min_rows))
+    if parts == 1:
+        work(0, n_rows)
+        return
+    edges = [n_rows * i // parts for i in range(parts + 1)]
+    pool = _executor(parts)
+    futures = [pool.submit(work, start, stop) for start, stop in pairwise(edges[1:])]
+    work(0, edges[1])
+    for future in futures:
+        future.result()
+
+
+def _executor(size: int) -> ThreadPoolExecutor:
+    global _pool, _pool_size
+    with _lock:
+        if _pool is None or _pool_size < size:
+            _pool, _pool_size = ThreadPoolExecutor(max_workers=size, thread_name_prefix="lrrn"), size
+        return _pool
+
+
+def _forget_after_fork() -> None:
+    """Drop the parent's pool, whose threads do not exist in a forked child."""
+    global _pool, _pool_size, _lock
+    _pool, _pool_size, _lock = None, 0, threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,207 @@
+"""Independent answers: NumPy float64, written from the definitions, sharing no code with the package."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import lrrn
+
+
+@dataclass
+class PlainNetwork:
+    """Parameters of a network as NumPy arrays."""
+
+    weights: list[np.ndarray]
+    b: list[np.ndarray]
+    c: list[np.ndarray]
+    beta: tuple[float, ...]
+    gamma: float
+    lo: list[float]
+    hi: list[float]
+
+    @classmethod
+    def of(cls, net: lrrn.LRRN) -> PlainNetwork:
+        def arrays(group, sizes):
+            return [np.zeros(s) if p is None else p.detach().double().cpu().numpy() for p, s in zip(group, sizes, strict=True)]
+
+        return cls(
+            [w.detach().double().cpu().numpy() for w in net.W],
+            arrays(net.b, net.sizes[1:]),
+            arrays(net.c, net.sizes[:-1]),
+            net.beta,
+            net.gamma,
+            [i.lo for i in net.intervals],
+            [i.hi for i in net.intervals],
+        )
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.weights[0].shape[1], *(w.shape[0] for w in self.weights)]
+
+    def energy(self, x: np.ndarray, z: list[np.ndarray]) -> float:
+        """The discounted energy of the paper for one sample, term by term."""
+        layers = [x, *z]
+        total = 0.0
+        for k, w in enumerate(self.weights):
+            regression = layers[k + 1] - w @ layers[k] - self.b[k]
+            reconstruction = w.T @ layers[k + 1] - layers[k] - self.c[k]
+            total += self.gamma**k * (regression @ regression + self.beta[k] * (reconstruction @ reconstruction))
+        return total / 2
+
+
+@dataclass
+class PlainQP:
+    """minimise 1/2 z^T H z - q^T z + constant over lo <= z <= hi, for one sample."""
+
+    h: np.ndarray
+    q: np.ndarray
+    lo: np.ndarray
+    hi: np.ndarray
+    constant: float
+
+    def value(self, z: np.ndarray) -> float:
+        return 0.5 * z @ self.h @ z - self.q @ z + self.constant
+
+
+def quadratic_of(function, n: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Read H, q and the constant off a quadratic function by evaluating it at 0, e_i and e_i + e_j."""
+    basis = np.eye(n)
+    constant = function(np.zeros(n))
+    single = np.array([function(e) for e in basis])
+    h = np.empty((n, n))
+    for i in range(n):
+        for j in range(i + 1):
+            h[i, j] = h[j, i] = function(basis[i] + basis[j]) - single[i] - single[j] + constant
+    q = np.diag(h) / 2 - (single - constant)
+    return h, q, constant
+
+
+def full_qp(net: PlainNetwork, x: np.ndarray, y: np.ndarray | None = None) -> PlainQP:
+    """The inference problem of one sample over every layer, or over all but the output if ``y`` is given."""
+    sizes = net.sizes[1:] if y is None else net.sizes[1:-1]
+    ends = np.cumsum([0, *sizes])
+
+    def function(flat: np.ndarray) -> float:
+        z = [flat[ends[k] : ends[k + 1]] for k in range(len(sizes))]
+        return net.energy(x, z if y is None else [*z, y])
+
+    h, q, constant = quadratic_of(function, int(ends[-1]))
+    lo = np.repeat(net.lo[: len(sizes)], sizes)
+    hi = np.repeat(net.hi[: len(sizes)], sizes)
+    return PlainQP(h, q, lo, hi, constant)
+
+
+def kkt_norm(qp: PlainQP, z: np.ndarray) -> float:
+    """Distance of -gradient from the normal cone of the box at z; infinite outside the box."""
+    if np.any(z < qp.lo) or np.any(z > qp.hi):
+        return np.inf
+    total = 0.0
+    for i, g in enumerate(qp.h @ z - qp.q):
+        at_lo, at_hi = z[i] == qp.lo[i], z[i] == qp.hi[i]
+        if at_lo and at_hi:
+            continue
+        violation = min(g, 0.0) if at_lo else max(g, 0.0) if at_hi else g
+        total += violation**2
+    return float(np.sqrt(total))
+
+
+def exhaustive(qp: PlainQP) -> np.ndarray:
+    """Try every active set; the feasible candidate of least value is the minimiser."""
+    n = len(qp.q)
+    choices = [
+        ["free"] + (["lo"] if np.isfinite(qp.lo[i]) else []) + (["hi"] if np.isfinite(qp.hi[i]) else []) for i in range(n)
+    ]
+    best, best_value = None, np.inf
+    for sides in itertools.product(*choices):
+        z = np.array([qp.lo[i] if s == "lo" else qp.hi[i] if s == "hi" else 0.0 for i, s in enumerate(sides)])
+        free = np.array([s == "free" for s in sides])
+        if free.any():
+            z[free] = np.linalg.solve(qp.h[np.ix_(free, free)], qp.q[free] - qp.h[np.ix_(free, ~free)] @ z[~free])
+        if np.all(z >= qp.lo - 1e-12) and np.all(z <= qp.hi + 1e-12) and qp.value(z) < best_value:
+            best, best_value = z, qp.value(z)
+    assert best is not None
+    return best
+
+
+def by_quadprog(qp: PlainQP) -> np.ndarray:
+    """Goldfarb-Idnani's dual active-set method, an independent solver."""
+    import quadprog
+
+    n = len(qp.q)
+    finite_lo, finite_hi = np.isfinite(qp.lo), np.isfinite(qp.hi)
+    constraints = np.hstack([np.eye(n)[:, finite_lo], -np.eye(n)[:, finite_hi]])
+    limits = np.concatenate([qp.lo[finite_lo], -qp.hi[finite_hi]])
+    if constraints.shape[1] == 0:
+        return np.linalg.solve(qp.h, qp.q)
+    return quadprog.solve_qp(qp.h, qp.q, constraints, limits)[0]
+
+
+def by_osqp(qp: PlainQP) -> np.ndarray:
+    """An operator-splitting method, an independent solver."""
+    import osqp
+    from scipy import sparse
+
+    problem = osqp.OSQP()
+    problem.setup(
+        sparse.csc_matrix(np.triu(qp.h)),
+        -qp.q,
+        sparse.identity(len(qp.q), format="csc"),
+        qp.lo,
+        qp.hi,
+        eps_abs=1e-10,
+        eps_rel=1e-10,
+        max_iter=200_000,
+        polishing=True,
+        verbose=False,
+    )
+    return problem.solve().x
+
+
+def random_network(
+    sizes: tuple[int, ...],
+    beta: float | tuple[float, ...] = 1.0,
+    gamma: float = 0.5,
+    constraint="nonneg",
+    output_constraint="free",
+    seed: int = 0,
+    scale: float = 1.0,
+    bias_scale: float = 0.3,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    **options,
+) -> lrrn.LRRN:
+    """A network with random weights and biases."""
+    generator = torch.Generator().manual_seed(seed)
+    net = lrrn.LRRN(
+        sizes,
+        beta=beta,
+        gamma=gamma,
+        constraint=constraint,
+        output_constraint=output_constraint,
+        generator=generator,
+        dtype=dtype,
+        device=device,
+        **options,
+    )
+    with torch.no_grad():
+        for w in net.W:
+            w.mul_(scale)
+        for group in (net.b, net.c):
+            for p in group:
+                if p is not None:
+                    p.copy_(bias_scale * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    return net
+
+
+def random_input(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64, device: str = "cpu") -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 + seed)
+    return torch.randn(n, d, generator=generator, dtype=torch.float64).to(dtype=dtype, device=device)
+
+
+def stacked(solution: lrrn.Solution) -> np.ndarray:
+    """All activations of a solution side by side, in float64."""
+    return torch.cat([z.double() for z in solution.activations], dim=-1).cpu().numpy()
