@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import mpmath
 import numpy as np
 import torch
 
@@ -72,7 +73,7 @@ def quadratic_of(function, n: int) -> tuple[np.ndarray, np.ndarray, float]:
     basis = np.eye(n)
     constant = function(np.zeros(n))
     single = np.array([function(e) for e in basis])
-    h = np.empty((n, n))
+    h = np.empty((n, n), dtype=single.dtype)
     for i in range(n):
         for j in range(i + 1):
             h[i, j] = h[j, i] = function(basis[i] + basis[j]) - single[i] - single[j] + constant
@@ -127,6 +128,33 @@ def exhaustive(qp: PlainQP) -> np.ndarray:
     return best
 
 
+def exact(net: PlainNetwork, x: np.ndarray, guess: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
+    """The minimiser in mpmath's working precision, on the face of ``guess``, with the KKT conditions checked there."""
+
+    def precise(a: np.ndarray) -> np.ndarray:
+        return np.vectorize(mpmath.mpf, otypes=[object])(a)
+
+    exactly = replace(
+        net,
+        weights=[precise(w) for w in net.weights],
+        b=[precise(b) for b in net.b],
+        c=[precise(c) for c in net.c],
+        beta=tuple(mpmath.mpf(b) for b in net.beta),
+        gamma=mpmath.mpf(net.gamma),
+    )
+    qp = full_qp(exactly, precise(x), None if y is None else precise(y))
+    at_lo, at_hi = guess <= qp.lo, guess >= qp.hi
+    z = precise(np.where(at_lo, qp.lo, np.where(at_hi, qp.hi, 0.0)))
+    free = ~(at_lo | at_hi)
+    if free.any():
+        rhs = qp.q[free] - qp.h[np.ix_(free, ~free)] @ z[~free]
+        z[free] = list(mpmath.lu_solve(mpmath.matrix(qp.h[np.ix_(free, free)].tolist()), mpmath.matrix(rhs.tolist())))
+    gradient = qp.h @ z - qp.q
+    assert np.all(gradient[at_lo & ~at_hi] >= 0) and np.all(gradient[at_hi & ~at_lo] <= 0)
+    assert np.all(z >= qp.lo) and np.all(z <= qp.hi)
+    return z
+
+
 def by_quadprog(qp: PlainQP) -> np.ndarray:
     """Goldfarb-Idnani's dual active-set method, an independent solver."""
     import quadprog
@@ -158,7 +186,7 @@ def by_osqp(qp: PlainQP) -> np.ndarray:
         polishing=True,
         verbose=False,
     )
-    return problem.solve().x
+    return problem.solve(raise_error=True).x
 
 
 def random_network(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles import PlainNetwork, full_qp, quadratic_of, random_input, random_network
-from tolerances import rounding
 
 from lrrn.energy import LiftedEnergy
+from oracles import PlainNetwork, full_qp, quadratic_of, random_input, random_network
+from tolerances import rounding
 
 NETWORKS = [
     pytest.param(dict(sizes=(3, 2), beta=(0.0,)), id="one layer, eliminated"),

@@ -81,6 +81,11 @@ class LiftedEnergy:
             self.intervals,
         )
 
+    @cached_property
+    def exact(self) -> LiftedEnergy:
+        """The same energy in float64, where proofs are made."""
+        return self if self.weights[0].dtype == torch.float64 else self.to(torch.float64)
+
     # --- values -------------------------------------------------------------------------------------------------------
 
     def value(self, x: Tensor, z: Sequence[Tensor]) -> Tensor:

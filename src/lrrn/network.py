@@ -9,18 +9,16 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 
 from lrrn import bounds
 from lrrn.bounds import LipschitzBound
 from lrrn.constraints import ConstraintSpec, Interval, interval
 from lrrn.energy import LiftedEnergy
-from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution, row_norms
+from lrrn.implicit import SolveOptions, minimiser
+from lrrn.qp import DEFAULT_TOL, BoxQP
 from lrrn.solution import Solution, warn_if_not_converged
 from lrrn.solvers import solve
 
-FORWARD_AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
-"""How far the differentiable forward and backward solves go while they make progress, unless ``tol`` is set."""
 FLOAT32_FLOOR = 4e-6
 """A tolerance below this asks for more than float32 can resolve, and inference works in float64."""
 
@@ -125,7 +123,7 @@ class LRRN(nn.Module):
             dtype = self._solve_dtype(x)
             flat = flat.to(dtype)
             parameters = [p.to(dtype) for p in self._flat_parameters()]
-            z = _Minimiser.apply(self, flat, *parameters)
+            z = minimiser(self._energy_of, SolveOptions(self.solver, self.tol, self.max_sweeps), flat, parameters)
             output = self._energy_of(parameters).activations(flat, z)[-1]
         return output.to(x.dtype).reshape(*x.shape[:-1], self.sizes[-1])
 
@@ -175,17 +173,16 @@ class LRRN(nn.Module):
                 y = self._check_target(y, x)
             qp = energy.free(x) if y is None else energy.clamped(x, y)
             solved = solve(qp, solver=solver, tol=tol, max_sweeps=max_sweeps, start=_stacked(start, qp))
-            warn_if_not_converged(solved, qp.scale, tol or DEFAULT_TOL[dtype], "free phase" if y is None else "clamped phase")
+            warn_if_not_converged(solved, qp, tol or DEFAULT_TOL[dtype], "free phase" if y is None else "clamped phase")
             hidden = list(solved.z.split(qp.hessian.sizes, dim=-1)) if qp.dim else []
             activations = energy.activations(x, solved.z) if y is None else [*hidden, y]
             return Solution(
                 [z.to(given) for z in activations],
-                energy.value(x, activations),
                 solved.residual,
                 solved.n_sweeps,
                 solved.status,
                 solved.solvers,
-                self._frozen_energy(torch.float64),
+                energy,
                 x,
                 y,
             )
@@ -294,63 +291,6 @@ class LRRN(nn.Module):
             row = int(outside.nonzero()[0])
             raise ValueError(f"row {row} of y leaves the output's constraint set {allowed}; a clamped phase needs y inside it")
         return y
-
-
-@final
-class _Minimiser(torch.autograd.Function):
-    """x, parameters -> the stacked minimiser of the free phase, with the implicit gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, net: LRRN, x: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.net = net
-        ctx.energy = net._energy_of([p.detach() for p in parameters])
-        qp = ctx.energy.free(x)
-        solved = _solve_differentiable(net, qp, "forward pass")
-        ctx.save_for_backward(x, solved.z, *parameters)
-        return solved.z
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (v,) = grad_outputs
-        x, z, *parameters = ctx.saved_tensors
-        net: LRRN = ctx.net
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            # the adjoint is linear in v, so solve it for unit vectors: tol is then relative to the gradient itself
-            size = row_norms(v)[:, None].to(v.dtype)
-            unit = v / torch.where(size > 0, size, 1)
-            w = _solve_differentiable(net, ctx.energy.adjoint(z, unit), "adjoint").z * size
-        with torch.enable_grad():
-            leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
-            energy = net._energy_of(leaves[1:])
-            slope = energy.slope(leaves[0], *(t.split(energy.free_sizes, dim=-1) for t in (z, w)))
-            grads = torch.autograd.grad(-slope.sum(), leaves, allow_unused=True, materialize_grads=True)
-        if torch.is_grad_enabled():
-            grads = tuple(_FirstDerivativeOnly.apply(grad, v, x, *parameters) for grad in grads)
-        return None, *grads
-
-
-@final
-class _FirstDerivativeOnly(torch.autograd.Function):
-    """Passes a gradient through and refuses to differentiate it."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, grad: Tensor, *anchors: Tensor) -> Tensor:
-        return grad.clone()
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        raise NotImplementedError(
-            "LRRN has first derivatives only: its prediction is piecewise affine in x, and second derivatives in the "
-            "parameters are not implemented. Do not differentiate through a gradient taken with create_graph=True"
-        )
-
-
-def _solve_differentiable(net: LRRN, qp: BoxQP, what: str) -> QPSolution:
-    tol = DEFAULT_TOL[qp.q.dtype] if net.tol is None else net.tol
-    aim = FORWARD_AIM[qp.q.dtype] if net.tol is None else net.tol
-    solved = solve(qp, solver=net.solver, tol=tol, aim=aim, max_sweeps=net.max_sweeps)
-    warn_if_not_converged(solved, qp.scale, tol, what)
-    return solved
 
 
 def _stacked(start: Solution | Sequence[Tensor] | None, qp: BoxQP) -> Tensor | None:

@@ -157,7 +157,7 @@ class BoxQP:
         rounding = 4 * (3 * max(h.sizes, default=0) + 2) * eps * (h.frobenius() * size + row_norms(self.q))
         rounding = rounding + h_error * size + q_error
         bound = row_norms(feasible - given) + (self.residual(feasible) + rounding) / mu if mu > 0 else size + torch.inf
-        return torch.nan_to_num(bound * (1 + 1e-10), nan=torch.inf)
+        return torch.nan_to_num(bound * (1 + 1e-10), nan=torch.inf, posinf=torch.inf)
 
 
 @final

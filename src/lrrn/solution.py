@@ -9,11 +9,10 @@ from functools import cached_property
 from typing import final
 
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from lrrn.energy import LiftedEnergy
-from lrrn.qp import QPSolution, Status
+from lrrn.qp import BoxQP, QPSolution, Status
 
 
 @final
@@ -25,8 +24,6 @@ class Solution:
     ----------
     activations : list of L tensors of shape (n, d_k)
         z_1, ..., z_L.
-    energy : Tensor of shape (n,)
-        E(z; x) at these activations.
     residual : Tensor of shape (n,)
         Euclidean norm of the KKT residual.
     n_sweeps : int64 Tensor of shape (n,)
@@ -38,12 +35,11 @@ class Solution:
     """
 
     activations: list[Tensor]
-    energy: Tensor
     residual: Tensor
     n_sweeps: Tensor
     status: Tensor
     solvers: tuple[str, ...]
-    _exact: LiftedEnergy = field(repr=False)
+    _energy: LiftedEnergy = field(repr=False)
     _x: Tensor = field(repr=False)
     _y: Tensor | None = field(repr=False)
 
@@ -58,6 +54,11 @@ class Solution:
         return self.status == int(Status.CONVERGED)
 
     @cached_property
+    def energy(self) -> Tensor:
+        """E(z; x) at these activations, of shape (n,); computed on first use."""
+        return self._energy.value(self._x, [z.to(self._x.dtype) for z in self.activations])
+
+    @cached_property
     def error_bound(self) -> Tensor:
         """Proven bound on the distance of the stacked activations from the exact ones, of shape (n,), float64.
 
@@ -65,21 +66,24 @@ class Solution:
         the phase that was solved: an eliminated or a clamped output is not among them. An eliminated output is off by at
         most |W_{L-1}|_2 times this, plus the rounding of that product.
         """
-        n_unknown = self._exact.n_free if self._y is None else self._exact.n_layers - 1
+        n_unknown = self._energy.n_free if self._y is None else self._energy.n_layers - 1
         if n_unknown == 0:
-            return self.energy.new_zeros(self.energy.shape, dtype=torch.float64)
+            return torch.zeros_like(self.residual)
         z = torch.cat(self.activations[:n_unknown], dim=-1)
         y = None if self._y is None else self._y.to(torch.float64)
-        return self._exact.error_bound(self._x.to(torch.float64), z, y)
+        return self._energy.exact.error_bound(self._x.to(torch.float64), z, y)
 
 
-def warn_if_not_converged(solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
+def warn_if_not_converged(solution: QPSolution, qp: BoxQP, tol: float, what: str) -> None:
     """Say with scikit-learn's ConvergenceWarning how many samples missed the tolerance, by how much and why."""
     missed = ~solution.converged
-    n_missed = int(missed.sum())
-    if n_missed == 0:
+    if not bool(missed.any()):
         return
-    worst = float((solution.residual[missed] / scale[missed]).max())
+    n_missed = int(missed.sum())
+    # imported here because scikit-learn takes a second to load and most sessions never need the warning
+    from sklearn.exceptions import ConvergenceWarning
+
+    worst = float((solution.residual[missed] / qp.scale[missed]).max())
     reasons = Counter(Status(code) for code in solution.status[missed].tolist())
     why = "; ".join(f"{count} {status.message}" for status, count in reasons.most_common())
     warnings.warn(

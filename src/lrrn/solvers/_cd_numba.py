@@ -18,6 +18,31 @@ from numba import njit
 PANEL = 8
 
 
+@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+def fill_panels(panels: Any, at: int, below: Any, block: Any, above: Any) -> int:
+    """Write one layer's panels from position ``at`` on; return the position after them.
+
+    ``below`` is H[k, k-1] of shape (d, d_below), ``block`` H[k, k], ``above`` H[k+1, k] of shape (d_above, d).
+    """
+    width = block.shape[0]
+    n_below, n_above = below.shape[1], above.shape[0]
+    for j0 in range(0, width, PANEL):
+        units = min(PANEL, width - j0)
+        for m in range(n_below):
+            for i in range(units):
+                panels[at + i] = below[j0 + i, m]
+            at += PANEL
+        for m in range(width):
+            for i in range(units):
+                panels[at + i] = block[m, j0 + i]
+            at += PANEL
+        for m in range(n_above):
+            for i in range(units):
+                panels[at + i] = above[m, j0 + i]
+            at += PANEL
+    return at
+
+
 @cache
 def kernel(lanes: int) -> Callable[..., None]:
     """Return the compiled kernel for a number of lanes (a multiple of 16, so that the inner loops vectorise)."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from functools import wraps
+from typing import Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from lrrn.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
+
+T = TypeVar("T")
 
 
 class Stepper(Protocol):
@@ -72,3 +78,17 @@ SOLVERS: dict[str, Solver] = {}
 def register(solver: Solver) -> None:
     """Add a solver under its own name."""
     SOLVERS[solver.name] = solver
+
+
+def once_per_hessian(prepare: Callable[[BlockTridiagonal], T]) -> Callable[[BlockTridiagonal], T]:
+    """Remember what a solver prepared for a matrix as long as that matrix lives; a pass and its adjoint share one."""
+    known: WeakKeyDictionary[BlockTridiagonal, T] = WeakKeyDictionary()
+
+    @wraps(prepare)
+    def remembered(h: BlockTridiagonal) -> T:
+        result = known.get(h)
+        if result is None:
+            known[h] = result = prepare(h)
+        return result
+
+    return remembered

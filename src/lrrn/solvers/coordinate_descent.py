@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lrrn.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
+from lrrn.solvers.base import once_per_hessian
 from lrrn.threads import over_rows
 
-PANEL = 8
 MIN_ROWS = 32
 """Samples below which a second thread does not pay."""
 
@@ -35,31 +35,28 @@ class CoordinateDescent:
 
     def begin(self, qp: BoxQP) -> _Descent:
         """Pack the Hessian into panels."""
-        return _Descent(qp.hessian)
+        return _Descent(pack(qp.hessian))
 
 
 @final
 class _Descent:
-    def __init__(self, h: BlockTridiagonal) -> None:
-        self._panels, self._layout = pack(h)
-        self._inverse_diagonal = h.diagonal.reciprocal().numpy()
+    def __init__(self, packed: _Packed) -> None:
+        self._packed = packed
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         from lrrn.solvers._cd_numba import kernel
 
         used = torch.zeros(qp.n_samples, dtype=torch.int64)
         # a little inside the threshold, so that the loop's recomputed residual agrees
-        squared = (0.9 * threshold).square().numpy()
+        squared = (0.9 * threshold.numpy()) ** 2
         points, gradients, counts = z.numpy(), g.numpy(), used.numpy()
-        lo, hi = (np.ascontiguousarray(bound.numpy()) for bound in (qp.lo, qp.hi))
+        lo, hi = qp.lo.contiguous().numpy(), qp.hi.contiguous().numpy()
 
         def work(start: int, stop: int) -> None:
             rows = slice(start, stop)
             bound_rows = rows if lo.shape[0] > 1 else slice(0, 1)
             kernel(_lanes(stop - start, z.dtype))(
-                self._panels,
-                self._layout,
-                self._inverse_diagonal,
+                *self._packed,
                 lo[bound_rows],
                 hi[bound_rows],
                 squared[rows],
@@ -80,35 +77,38 @@ def _lanes(n_rows: int, dtype: torch.dtype) -> int:
     return 16 if n_rows <= 16 else 32 if n_rows <= 32 or dtype == torch.float64 else 64
 
 
-def pack(h: BlockTridiagonal) -> tuple[np.ndarray, np.ndarray]:
-    """Lay the Hessian out as the kernel reads it.
+class _Packed(NamedTuple):
+    """The Hessian as the kernel reads it.
 
-    Returns
-    -------
-    panels : array of shape (total,)
-        For each panel of up to ``PANEL`` units of one layer: the rows of that layer and its two neighbours, ``PANEL`` columns
-        each, padded with zeros.
-    layout : int64 array of shape (n_panels, 5)
-        Offset in ``panels``, first unit, number of units, first row, last row.
+    ``panels`` holds, for each panel of up to ``PANEL`` units of one layer, the rows of that layer and its two neighbours,
+    ``PANEL`` columns each, padded with zeros; ``layout`` says where each panel starts, its first unit, how many units it has,
+    and its first and last row.
     """
-    pieces, layout = [], []
+
+    panels: np.ndarray
+    layout: np.ndarray
+    inverse_diagonal: np.ndarray
+
+
+@once_per_hessian
+def pack(h: BlockTridiagonal) -> _Packed:
+    """Lay the Hessian out in panels."""
+    from lrrn.solvers._cd_numba import PANEL, fill_panels
+
+    layout = []
     offset, j0 = 0, 0
     for k, width in enumerate(h.sizes):
-        band = [h.diag[k]]
-        first, last = j0, j0 + width
-        if k > 0:
-            band.insert(0, h.sub[k - 1].mT)
-            first -= h.sizes[k - 1]
-        if k < len(h.sub):
-            band.append(h.sub[k])
-            last += h.sizes[k + 1]
-        n_panels = -(-width // PANEL)
-        columns = torch.cat(band)  # (last - first, width)
-        columns = torch.nn.functional.pad(columns, (0, n_panels * PANEL - width))
-        # (rows, panels * PANEL) -> (panels, rows, PANEL)
-        pieces.append(columns.reshape(last - first, n_panels, PANEL).transpose(0, 1).reshape(-1))
-        for p in range(n_panels):
-            layout.append((offset, j0 + p * PANEL, min(PANEL, width - p * PANEL), first, last))
+        first = j0 - (h.sizes[k - 1] if k > 0 else 0)
+        last = j0 + width + (h.sizes[k + 1] if k < len(h.sub) else 0)
+        for j in range(0, width, PANEL):
+            layout.append((offset, j0 + j, min(PANEL, width - j), first, last))
             offset += (last - first) * PANEL
         j0 += width
-    return torch.cat(pieces).numpy(), np.array(layout, dtype=np.int64).reshape(-1, 5)
+    diagonal = h.diagonal
+    panels = diagonal.new_zeros(offset).numpy()
+    at = 0
+    for k, block in enumerate(h.diag):
+        below = h.sub[k - 1] if k > 0 else block[:, :0]
+        above = h.sub[k] if k < len(h.sub) else block[:0]
+        at = fill_panels(panels, at, *(t.contiguous().numpy() for t in (below, block, above)))
+    return _Packed(panels, np.array(layout, dtype=np.int64).reshape(-1, 5), diagonal.reciprocal().numpy())

@@ -48,7 +48,6 @@ def solve(
         A feasible point per sample, with its residual and status.
     """
     tol = DEFAULT_TOL[qp.q.dtype] if tol is None else tol
-    aim = tol if aim is None else min(aim, tol)
     if not (tol > 0 and math.isfinite(tol)):
         raise ValueError(f"tol must be a positive number; got {tol}")
     if max_sweeps < 1:
@@ -58,7 +57,12 @@ def solve(
     if qp.dim == 0 or qp.n_samples == 0:
         nothing = torch.zeros(qp.n_samples, dtype=torch.int64, device=qp.q.device)
         return QPSolution(z, nothing.to(torch.float64), nothing, nothing, ())
-    return _Run(qp, z, qp.scale, tol, aim, max_sweeps).through(stages)
+    run = _Run(qp, z, tol, tol if aim is None else min(aim, tol), max_sweeps)
+    for index, stage in enumerate(stages):
+        following = stages[index + 1] if index + 1 < len(stages) else None
+        if not run.through(stage, following):
+            break
+    return run.result()
 
 
 def plan(solver: str, qp: BoxQP) -> list[Solver]:
@@ -78,9 +82,11 @@ def plan(solver: str, qp: BoxQP) -> list[Solver]:
 class _Run:
     """The state of one solve: full-size results, and the rows still open."""
 
-    def __init__(self, qp: BoxQP, z: Tensor, scale: Tensor, tol: float, aim: float, max_sweeps: int) -> None:
+    def __init__(self, qp: BoxQP, z: Tensor, tol: float, aim: float, max_sweeps: int) -> None:
+        scale = qp.scale
         self.qp, self.z, self.max_sweeps = qp, z, max_sweeps
-        self.must, self.want = tol * scale, aim * scale
+        self.must = tol * scale
+        self.want = self.must if aim == tol else aim * scale
         self.gradient = qp.gradient(z)
         self.residual = row_norms(kkt_residual(z, self.gradient, qp.lo, qp.hi))
         self.sweeps = torch.zeros(qp.n_samples, dtype=torch.int64, device=z.device)
@@ -88,60 +94,66 @@ class _Run:
         self.spent = 0
         self.used: list[str] = []
 
-    def through(self, stages: list[Solver]) -> QPSolution:
-        for stage, following in zip(stages, [*stages[1:], None], strict=True):
-            rows = torch.nonzero((self.residual > self.want) & self.residual.isfinite()).squeeze(1)
-            if rows.numel() == 0 or self.spent >= self.max_sweeps:
-                break
-            self.used.append(stage.name)
-            left = self._stage(stage, rows, last=following is None)
-            if left and following is not None:
-                logger.info(
-                    "%s makes slow progress on %d of %d samples: over to %s", stage.name, left, len(self.z), following.name
-                )
+    def result(self) -> QPSolution:
         status = torch.full_like(self.sweeps, int(Status.MAX_SWEEPS))
-        status[self.stalled] = int(Status.STALLED)
-        status[~self.residual.isfinite()] = int(Status.NON_FINITE)
-        status[self.residual <= self.must] = int(Status.CONVERGED)
+        status.masked_fill_(self.stalled, int(Status.STALLED))
+        status.masked_fill_(self.residual <= self.must, int(Status.CONVERGED))
+        status.masked_fill_(~(self.residual * self.must).isfinite(), int(Status.NON_FINITE))
         return QPSolution(self.z, self.residual, self.sweeps, status, tuple(self.used))
 
-    def _stage(self, solver: Solver, rows: Tensor, last: bool) -> int:
-        """Run one solver on ``rows`` until each is done or handed over; return how many are handed over."""
-        everything = rows.numel() == self.qp.n_samples
-        qp = self.qp if everything else self.qp.take(rows)
-        z, g = (self.z, self.gradient) if everything else (self.z[rows], self.gradient[rows])
-        best = self.residual[rows]
-        idle = torch.zeros_like(rows)
+    def through(self, solver: Solver, following: Solver | None) -> bool:
+        """Run one solver until every sample is done or handed over; return whether there is work for the next."""
+        unfinished = (self.residual > self.want) & (self.residual < math.inf)
+        if self.spent >= self.max_sweeps or not bool(unfinished.any()):
+            return False
+        self.used.append(solver.name)
+        qp, z, g, best = self.qp, self.z, self.gradient, self.residual
+        rows = None if bool(unfinished.all()) else unfinished.nonzero().squeeze(1)
+        if rows is not None:
+            qp, z, g, best = qp.take(rows), z[rows], g[rows], best[rows]
+        idle = torch.zeros_like(best, dtype=torch.int64)
         stepper = solver.begin(qp)
         handed = 0
-        while rows.numel() > 0 and self.spent < self.max_sweeps:
+        while self.spent < self.max_sweeps:
             chunk = min(solver.chunk, self.max_sweeps - self.spent)
-            self.sweeps[rows] += stepper.advance(qp, z, g, chunk, self.want[rows])
+            want = self.want if rows is None else self.want[rows]
+            used = stepper.advance(qp, z, g, chunk, want)
             self.spent += chunk
             g = qp.gradient(z)
             residual = row_norms(kkt_residual(z, g, qp.lo, qp.hi))
-            self.residual[rows] = residual
-            if z is not self.z:
-                self.z[rows] = z
-            idle = torch.where(residual < 0.99 * best, 0, idle + 1)
-            stalled = idle >= solver.patience
+            self._record(rows, z, g, residual, used)
+            open_ = (residual > want) & (residual < math.inf)
+            if not bool(open_.any()):
+                break
+            must = self.must if rows is None else self.must[rows]
             # good enough already, and the way to the tighter aim is no longer steep: leave it
-            content = (residual <= self.must[rows]) & (residual > 0.5 * best)
-            open_ = (residual > self.want[rows]) & residual.isfinite() & ~content
-            if last:
-                self.stalled[rows] = stalled & open_
-                go_on = open_ & ~stalled
+            open_ &= (residual > must) | (residual <= 0.5 * best)
+            if following is None:
+                idle = torch.where(residual < 0.99 * best, 0, idle + 1)
+                stuck = open_ & (idle >= solver.patience)
+                self.stalled[slice(None) if rows is None else rows] = stuck
             else:
-                slow = self._sweeps_to_go(residual, best, self.want[rows], chunk) > self._patience()
-                go_on = open_ & ~slow
-                handed += int((open_ & slow).sum())
-                self.gradient[rows] = g
+                stuck = open_ & (self._sweeps_to_go(residual, best, want, chunk) > self._patience())
+                handed += int(stuck.sum())
+            keep = (open_ & ~stuck).nonzero().squeeze(1)
+            if keep.numel() == 0:
+                break
             best = torch.minimum(best, residual)
-            if not bool(go_on.all()):
-                keep = torch.nonzero(go_on).squeeze(1)
-                rows, z, g, qp, best, idle = rows[keep], z[keep], g[keep], qp.take(keep), best[keep], idle[keep]
+            if keep.numel() < len(residual):
+                rows = keep if rows is None else rows[keep]
+                qp, z, g, best, idle = qp.take(keep), z[keep], g[keep], best[keep], idle[keep]
                 stepper.keep(keep)
-        return handed
+        if handed and following is not None:
+            logger.info("%s is slow on %d of %d samples: over to %s", solver.name, handed, len(self.z), following.name)
+        return handed > 0
+
+    def _record(self, rows: Tensor | None, z: Tensor, g: Tensor, residual: Tensor, used: Tensor) -> None:
+        if rows is None:
+            self.z, self.gradient, self.residual = z, g, residual
+            self.sweeps += used
+        else:
+            self.z[rows], self.gradient[rows], self.residual[rows] = z, g, residual
+            self.sweeps[rows] += used
 
     def _sweeps_to_go(self, residual: Tensor, before: Tensor, want: Tensor, chunk: int) -> Tensor:
         """Extrapolate the linear rate of the last chunk; infinite where there was no progress."""

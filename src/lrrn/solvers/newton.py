@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from lrrn import verified
+from lrrn.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP, kkt_residual, row_norms
 from lrrn.solvers._interior import centre
+from lrrn.solvers.base import once_per_hessian
 
 MEMORY_LIMIT = 2**28
 """Bytes of factors held at once; samples are taken in groups that fit."""
@@ -41,13 +43,19 @@ class Newton:
         return _NewtonStepper(qp)
 
 
+@once_per_hessian
+def scaled_to_unit_diagonal(h: BlockTridiagonal) -> tuple[Tensor, BlockTridiagonal, float]:
+    """Return diag(H)^1/2, the scaled H and one over its largest eigenvalue, in float64."""
+    h = h.to(torch.float64)
+    root = h.diagonal.sqrt()
+    scaled = h.scaled(root.reciprocal())
+    return root, scaled, 1 / verified.largest_eigenvalue(scaled)
+
+
 @final
 class _NewtonStepper:
     def __init__(self, qp: BoxQP) -> None:
-        h = qp.hessian.to(torch.float64)
-        self._root = h.diagonal.sqrt()
-        self._h = h.scaled(self._root.reciprocal())
-        self._step = 1 / verified.largest_eigenvalue(self._h)
+        self._root, self._h, self._step = scaled_to_unit_diagonal(qp.hessian)
         entries = sum(d * d for d in self._h.sizes) + sum(block.numel() for block in self._h.sub)
         self._group = max(1, MEMORY_LIMIT // (8 * 3 * max(1, entries)))
 
@@ -65,7 +73,9 @@ class _NewtonStepper:
             goal = 0.5 * threshold[rows]
             weight = self._root * size
             point, used[rows] = self._solve(problem, point, sweeps, goal, weight)
-            z[rows] = part.project((point / scale).to(z.dtype))
+            # a unit on a scaled bound goes to the bound itself, not to where rounding would put it
+            answer = torch.where(point <= problem.lo, part.lo, (point / scale).to(z.dtype))
+            z[rows] = part.project(torch.where(point >= problem.hi, part.hi, answer))
         return used
 
     def keep(self, rows: Tensor) -> None:

@@ -1,0 +1,106 @@
+"""Differentiating the minimiser: the forward pass solves the free phase, the backward pass its adjoint.
+
+With v = dloss/dz* and w the solution of the adjoint QP, dloss/dtheta = -d/dtheta of the slope of E at z* along w: the
+symmetric contrastive difference 1/2 [E(z* + w) - E(z* - w)], the limit of equilibrium propagation. Nothing is unrolled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from lrrn.energy import LiftedEnergy
+from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution, row_norms
+from lrrn.solution import warn_if_not_converged
+from lrrn.solvers import solve
+
+AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
+"""How far the forward and the adjoint solve go while they make progress, unless ``tol`` is set."""
+
+EnergyOf = Callable[[Sequence[Tensor]], LiftedEnergy]
+
+
+class SolveOptions(NamedTuple):
+    """How to solve the forward and the adjoint problem."""
+
+    solver: str
+    tol: float | None
+    max_sweeps: int
+
+
+def minimiser(energy_of: EnergyOf, options: SolveOptions, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Return the stacked minimiser of the free phase, differentiable once in ``x`` and the parameters.
+
+    Parameters
+    ----------
+    energy_of : callable
+        Builds the energy from a list of parameters in the order given here.
+    options : SolveOptions
+    x : Tensor of shape (n, d_0)
+    parameters : sequence of Tensor
+        All of the dtype of ``x``.
+
+    Returns
+    -------
+    Tensor of shape (n, dim)
+    """
+    return _Minimiser.apply(energy_of, options, x, *parameters)
+
+
+@final
+class _Minimiser(torch.autograd.Function):
+    """x, parameters -> the stacked minimiser of the free phase, with the implicit gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, energy_of: EnergyOf, options: SolveOptions, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.energy_of, ctx.options = energy_of, options
+        ctx.energy = energy_of([p.detach() for p in parameters])
+        solved = _solve(options, ctx.energy.free(x), "forward pass")
+        ctx.save_for_backward(x, solved.z, *parameters)
+        return solved.z
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (v,) = grad_outputs
+        x, z, *parameters = ctx.saved_tensors
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            # the adjoint is linear in v, so solve it for unit vectors: tol is then relative to the gradient itself
+            size = row_norms(v)[:, None].to(v.dtype)
+            unit = v / torch.where(size > 0, size, 1)
+            w = _solve(ctx.options, ctx.energy.adjoint(z, unit), "adjoint").z * size
+        with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+            leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
+            energy: LiftedEnergy = ctx.energy_of(leaves[1:])
+            slope = energy.slope(leaves[0], *(t.split(energy.free_sizes, dim=-1) for t in (z, w)))
+            grads = torch.autograd.grad(-slope.sum(), leaves, allow_unused=True, materialize_grads=True)
+        if torch.is_grad_enabled():
+            grads = tuple(_FirstDerivativeOnly.apply(grad, v, x, *parameters) for grad in grads)
+        return None, None, *grads
+
+
+@final
+class _FirstDerivativeOnly(torch.autograd.Function):
+    """Passes a gradient through and refuses to differentiate it."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, grad: Tensor, *anchors: Tensor) -> Tensor:
+        return grad.clone()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        raise NotImplementedError(
+            "LRRN has first derivatives only: its prediction is piecewise affine in x, and second derivatives in the "
+            "parameters are not implemented. Do not differentiate through a gradient taken with create_graph=True"
+        )
+
+
+def _solve(options: SolveOptions, qp: BoxQP, what: str) -> QPSolution:
+    tol = DEFAULT_TOL[qp.q.dtype] if options.tol is None else options.tol
+    aim = AIM[qp.q.dtype] if options.tol is None else options.tol
+    solved = solve(qp, solver=options.solver, tol=tol, aim=aim, max_sweeps=options.max_sweeps)
+    warn_if_not_converged(solved, qp, tol, what)
+    return solved

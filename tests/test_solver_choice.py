@@ -1,0 +1,88 @@
+"""The loop and ``auto``: hand-over, ill-conditioned weights, early failures."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from lrrn.qp import Status
+from lrrn.solvers import SOLVERS, solve
+from oracles import random_input, random_network
+
+
+def with_spectrum(sizes, top: float, low: float, gamma: float, **options):
+    """A network whose every weight matrix has singular values from ``top`` down to ``low``."""
+    net = random_network(sizes, gamma=gamma, **options)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for w in net.W:
+            rank = min(w.shape)
+            u, _ = torch.linalg.qr(torch.randn(w.shape[0], rank, generator=generator, dtype=torch.float64))
+            v, _ = torch.linalg.qr(torch.randn(w.shape[1], rank, generator=generator, dtype=torch.float64))
+            w.copy_(u @ torch.diag(torch.logspace(*torch.tensor([top, low]).log10(), rank, dtype=torch.float64)) @ v.mT)
+    return net
+
+
+HARD = [
+    pytest.param(((30, 24, 20, 4), 70.0, 70.0, 1 / 8, dict(beta=(1.0, 1.0, 0.0))), id="norm 70, flat"),
+    pytest.param(((30, 24, 20, 4), 70.0, 0.01, 1 / 8, dict(beta=(1.0, 1.0, 0.0))), id="norm 70, spread"),
+    pytest.param(((30, 24, 20, 4), 70.0, 1.0, 1.0, dict(beta=(1.0, 1.0, 1.0))), id="norm 70, gamma 1, full output"),
+    pytest.param(((30, 24, 20, 12, 4), 70.0, 0.01, 1 / 8, dict(beta=0.0, output_constraint="box")), id="beta 0, box output"),
+    pytest.param(((30, 24, 20, 12, 4), 70.0, 0.1, 0.01, dict(beta=(0.0, 1.0, 2.0, 0.1))), id="gamma 0.01"),
+]
+
+
+@pytest.mark.parametrize("case", HARD)
+@pytest.mark.parametrize("solver", ["newton", "auto"])
+def test_ill_conditioned_weights_still_converge(case, solver):
+    sizes, top, low, gamma, options = case
+    net = with_spectrum(sizes, top, low, gamma, **options)
+    qp = net._frozen_energy(torch.float64).free(random_input(50, sizes[0]))
+    solution = solve(qp, solver=solver, tol=1e-6)
+    assert solution.converged.all(), Status(int(solution.status.max())).message
+    assert (qp.residual(solution.z) <= 1e-6 * qp.scale).all()
+
+
+def test_auto_hands_slow_samples_to_newton_and_says_so(caplog):
+    net = with_spectrum((30, 24, 20, 4), 70.0, 0.01, 1 / 8, beta=(1.0, 1.0, 0.0))
+    qp = net._frozen_energy(torch.float64).free(random_input(20, 30))
+    with caplog.at_level(logging.DEBUG, logger="lrrn.solvers"):
+        solution = solve(qp)
+    assert solution.solvers == ("coordinate_descent", "newton")
+    assert "auto: coordinate_descent then newton" in caplog.text and "over to newton" in caplog.text
+
+
+def test_auto_stays_with_coordinate_descent_when_that_is_quick():
+    net = random_network((20, 16, 16, 5))
+    qp = net._frozen_energy(torch.float64).free(random_input(20, 20))
+    assert solve(qp).solvers == ("coordinate_descent",)
+
+
+def test_an_aim_beyond_reach_is_no_failure():
+    net = random_network((20, 16, 16, 5))
+    qp = net._frozen_energy(torch.float64).free(random_input(20, 20))
+    for solver in ("auto", *SOLVERS):
+        solution = solve(qp, solver=solver, tol=1e-6, aim=1e-30)
+        assert solution.converged.all() and (solution.residual <= 1e-12 * qp.scale).all()
+
+
+def test_a_solver_that_cannot_run_says_why_before_any_work():
+    qp = random_network((4, 3, 2))._frozen_energy(torch.float64).free(random_input(2, 4))
+    with pytest.raises(ValueError, match="unknown solver 'simplex'; use 'auto' or one of"):
+        solve(qp, solver="simplex")
+    with pytest.raises(ValueError, match="tol must be a positive number; got 0"):
+        solve(qp, tol=0.0)
+    with pytest.raises(ValueError, match="max_sweeps must be at least 1; got 0"):
+        solve(qp, max_sweeps=0)
+
+
+def test_coordinate_descent_refuses_other_devices_and_dtypes_by_name():
+    qp = random_network((4, 3, 2))._frozen_energy(torch.float64).free(random_input(2, 4))
+    from dataclasses import replace
+
+    half = replace(qp, q=qp.q.to(torch.bfloat16))
+    assert "float32 or float64" in (SOLVERS["coordinate_descent"].obstacle(half) or "")
+    elsewhere = replace(qp, q=qp.q.to("meta"))
+    assert "use solver='accelerated'" in (SOLVERS["coordinate_descent"].obstacle(elsewhere) or "")
