@@ -23,7 +23,7 @@ NETWORKS = [
 
 
 def energy_of(net) -> LiftedEnergy:
-    return net._frozen_energy(torch.float64)
+    return net.energy_snapshot(torch.float64)
 
 
 def close(actual, expected, size):
@@ -116,7 +116,7 @@ def test_adjoint_frees_exactly_the_units_inside_their_interval():
 
 def test_memory_grows_with_the_blocks_not_with_the_square_of_all_units():
     def entries(depth):
-        h = random_network((8,) * (depth + 1), beta=1.0)._frozen_energy(torch.float64).free_hessian
+        h = random_network((8,) * (depth + 1), beta=1.0).energy_snapshot(torch.float64).free_hessian
         return sum(block.numel() for block in (*h.diag, *h.sub))
 
     assert entries(17) - entries(9) == entries(25) - entries(17) == 8 * 2 * 64

@@ -20,7 +20,7 @@ def distances(net, solution, x, y=None) -> list:
     """Exact distance of each sample's stacked unknowns from the exact minimiser."""
     plain = PlainNetwork.of(net)
     clamped = None if y is None else y.double()
-    reference = net._frozen_energy(torch.float64)
+    reference = net.energy_snapshot(torch.float64)
     n_unknown = reference.n_free if y is None else reference.n_layers - 1
     width = sum(net.sizes[1 : 1 + n_unknown])
     double = random_like(net)
@@ -101,7 +101,7 @@ def test_an_unfinished_solve_has_an_honest_bound():
 
 def test_no_certificate_without_a_proven_eigenvalue():
     net = random_network((10, 8, 8, 8, 2), beta=(0.0, 0.0, 0.0, 0.0), scale=2000.0, output_constraint="box")
-    assert net._frozen_energy(torch.float64).free_mu == 0.0
+    assert net.energy_snapshot(torch.float64).free_mu == 0.0
     solution = net.infer(random_input(2, 10), tol=1e-3)
     assert torch.isinf(solution.error_bound).all()
 
@@ -111,7 +111,7 @@ def test_energy_brackets_the_minimum():
     net = random_network((8, 6, 4, 3), beta=(1.0, 0.5, 0.4))
     x = random_input(5, 8)
     rough, fine = net.infer(x, tol=1e-2), net.infer(x, solver="newton", tol=1e-13)
-    mu = net._frozen_energy(torch.float64).free_mu
+    mu = net.energy_snapshot(torch.float64).free_mu
     slack = 1e-13 * (1 + fine.energy)
     assert (fine.energy <= rough.energy + slack).all()
     assert (rough.energy - rough.residual**2 / (2 * mu) <= fine.energy + slack).all()
@@ -119,7 +119,7 @@ def test_energy_brackets_the_minimum():
 
 def test_distance_bound_wants_float64():
     net = random_network((4, 3, 2), dtype=torch.float32)
-    qp = net._frozen_energy(torch.float32).free(random_input(1, 4, dtype=torch.float32))
+    qp = net.energy_snapshot(torch.float32).free(random_input(1, 4, dtype=torch.float32))
     with pytest.raises(TypeError, match="computed on a float64 problem"):
         qp.distance_bound(qp.q, 1.0, 0.0, torch.zeros(1))
 
@@ -128,3 +128,12 @@ def test_no_unknowns_no_error():
     net = random_network((4, 3), beta=(0.0,))
     solution = net.infer(random_input(2, 4))
     np.testing.assert_array_equal(solution.error_bound, 0.0)
+
+
+@pytest.mark.parametrize("constraint", [(0.1, float("inf")), (-0.3, 0.1)], ids=str)
+def test_units_on_a_bound_that_float32_cannot_hold_count_as_on_it(constraint):
+    net = random_network((20, 16, 16, 5), constraint=constraint, dtype=torch.float32)
+    solution = net.infer(random_input(10, 20, dtype=torch.float32), tol=1e-5)
+    hidden = torch.cat(solution.activations[:-1], dim=-1)
+    on_bound = (hidden == np.float32(constraint[0])) | (hidden == np.float32(constraint[1]))
+    assert on_bound.any(dim=-1).all() and (solution.error_bound < 1e-2).all()

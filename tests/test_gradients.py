@@ -55,7 +55,7 @@ def test_the_symmetric_contrastive_difference_is_the_implicit_gradient():
     x, v = random_input(6, 4), random_input(6, 3, seed=2)
     implicit = torch.autograd.grad((net(x) * v).sum(), list(net.parameters()))
     z = torch.cat(net.infer(x, tol=1e-13).activations, dim=-1)
-    energy = net._frozen_energy(torch.float64)
+    energy = net.energy_snapshot(torch.float64)
     h = energy.free_hessian.dense()
     w = torch.zeros_like(z)
     for i in range(6):

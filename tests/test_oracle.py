@@ -136,7 +136,7 @@ def test_all_solvers_agree_within_their_error_bounds(dtype, net, seed):
     net = net.to(dtype)
     x = random_input(3, net.sizes[0], seed=seed, dtype=dtype)
     solutions = [net.infer(x, solver=name) for name in sorted(SOLVERS)]
-    n_unknown = net._frozen_energy(dtype).n_free
+    n_unknown = net.energy_snapshot(dtype).n_free
     if n_unknown == 0:
         return
     for one in solutions:

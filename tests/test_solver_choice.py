@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ HARD = [
 def test_ill_conditioned_weights_still_converge(case, solver):
     sizes, top, low, gamma, options = case
     net = with_spectrum(sizes, top, low, gamma, **options)
-    qp = net._frozen_energy(torch.float64).free(random_input(50, sizes[0]))
+    qp = net.energy_snapshot(torch.float64).free(random_input(50, sizes[0]))
     solution = solve(qp, solver=solver, tol=1e-6)
     assert solution.converged.all(), Status(int(solution.status.max())).message
     assert (qp.residual(solution.z) <= 1e-6 * qp.scale).all()
@@ -47,7 +48,7 @@ def test_ill_conditioned_weights_still_converge(case, solver):
 
 def test_auto_hands_slow_samples_to_newton_and_says_so(caplog):
     net = with_spectrum((30, 24, 20, 4), 70.0, 0.01, 1 / 8, beta=(1.0, 1.0, 0.0))
-    qp = net._frozen_energy(torch.float64).free(random_input(20, 30))
+    qp = net.energy_snapshot(torch.float64).free(random_input(20, 30))
     with caplog.at_level(logging.DEBUG, logger="lrrn.solvers"):
         solution = solve(qp)
     assert solution.solvers == ("coordinate_descent", "newton")
@@ -56,20 +57,20 @@ def test_auto_hands_slow_samples_to_newton_and_says_so(caplog):
 
 def test_auto_stays_with_coordinate_descent_when_that_is_quick():
     net = random_network((20, 16, 16, 5))
-    qp = net._frozen_energy(torch.float64).free(random_input(20, 20))
+    qp = net.energy_snapshot(torch.float64).free(random_input(20, 20))
     assert solve(qp).solvers == ("coordinate_descent",)
 
 
 def test_an_aim_beyond_reach_is_no_failure():
     net = random_network((20, 16, 16, 5))
-    qp = net._frozen_energy(torch.float64).free(random_input(20, 20))
+    qp = net.energy_snapshot(torch.float64).free(random_input(20, 20))
     for solver in ("auto", *SOLVERS):
         solution = solve(qp, solver=solver, tol=1e-6, aim=1e-30)
         assert solution.converged.all() and (solution.residual <= 1e-12 * qp.scale).all()
 
 
 def test_a_solver_that_cannot_run_says_why_before_any_work():
-    qp = random_network((4, 3, 2))._frozen_energy(torch.float64).free(random_input(2, 4))
+    qp = random_network((4, 3, 2)).energy_snapshot(torch.float64).free(random_input(2, 4))
     with pytest.raises(ValueError, match="unknown solver 'simplex'; use 'auto' or one of"):
         solve(qp, solver="simplex")
     with pytest.raises(ValueError, match="tol must be a positive number; got 0"):
@@ -79,10 +80,52 @@ def test_a_solver_that_cannot_run_says_why_before_any_work():
 
 
 def test_coordinate_descent_refuses_other_devices_and_dtypes_by_name():
-    qp = random_network((4, 3, 2))._frozen_energy(torch.float64).free(random_input(2, 4))
+    qp = random_network((4, 3, 2)).energy_snapshot(torch.float64).free(random_input(2, 4))
     from dataclasses import replace
 
     half = replace(qp, q=qp.q.to(torch.bfloat16))
     assert "float32 or float64" in (SOLVERS["coordinate_descent"].obstacle(half) or "")
     elsewhere = replace(qp, q=qp.q.to("meta"))
     assert "use solver='accelerated'" in (SOLVERS["coordinate_descent"].obstacle(elsewhere) or "")
+
+
+@pytest.mark.parametrize("sweeps", [1, 2, 5])
+@pytest.mark.parametrize("constraint", ["free", "nonneg", (-0.2, 0.1)], ids=str)
+def test_coordinate_descent_visits_the_units_as_the_specification_does(sweeps, constraint):
+    """Sweep by sweep the kernel's iterates are the reference's, up to rounding: panels and lanes change nothing."""
+    net = random_network((20, 19, 23, 9, 5), constraint=constraint, scale=2.0)
+    qp = net.energy_snapshot(torch.float64).free(random_input(21, 20))
+    ours = solve(qp, solver="coordinate_descent", tol=1e-30, max_sweeps=sweeps)
+    reference = solve(qp, solver="reference", tol=1e-30, max_sweeps=sweeps)
+    assert ours.n_sweeps.tolist() == [sweeps] * 21
+    torch.testing.assert_close(ours.z, reference.z, rtol=1e-10, atol=1e-12)
+
+
+def test_momentum_makes_the_iterations_grow_with_the_root_of_the_condition_number():
+    """About 2 sqrt(kappa) log(1/tol) iterations with momentum and restarts; plain projected gradient needs kappa log(1/tol)."""
+    net = with_spectrum((60, 50), 30.0, 0.1, 1.0, beta=(1.0,), output_constraint="free")
+    qp = net.energy_snapshot(torch.float64).free(random_input(4, 60))
+    h = qp.hessian.dense()
+    scale = h.diagonal().rsqrt()
+    eigenvalues = torch.linalg.eigvalsh(scale[:, None] * h * scale)
+    kappa = float(eigenvalues[-1] / eigenvalues[0])
+    assert kappa > 300
+    solution = solve(qp, solver="accelerated", tol=1e-9, max_sweeps=int(2 * kappa**0.5 * math.log(1e9)))
+    assert solution.converged.all()
+
+
+def test_newton_needs_one_iteration_on_the_right_face():
+    net = random_network((20, 16, 16, 5), scale=3.0)
+    qp = net.energy_snapshot(torch.float64).free(random_input(10, 20))
+    exact = solve(qp, solver="newton", tol=1e-13)
+    inside = (exact.z > qp.lo) & (exact.z < qp.hi)
+    assert 0 < int(inside.sum()) < inside.numel()
+    nearby = exact.z * torch.where(inside, 1 + 1e-3, 1.0)
+    solution = solve(qp, solver="newton", tol=1e-12, start=nearby)
+    assert solution.converged.all() and (solution.n_sweeps <= 1).all()
+
+
+def test_newton_is_finite_in_practice():
+    net = random_network((40, 30, 30, 5), scale=2.0)
+    qp = net.energy_snapshot(torch.float64).free(random_input(50, 40))
+    assert int(solve(qp, solver="newton", tol=1e-12).n_sweeps.max()) <= 25

@@ -36,7 +36,7 @@ def make_qp(sizes, n, dtype, device, **options) -> BoxQP:
     options.setdefault("output_constraint", (-0.5, 0.5))
     options.setdefault("beta", tuple(0.5 + 0.5 * (k % 2) for k in range(len(sizes) - 1)))
     net = random_network(sizes, dtype=dtype, device=device, **options)
-    return net._frozen_energy(dtype).free(random_input(n, sizes[0], dtype=dtype, device=device))
+    return net.energy_snapshot(dtype).free(random_input(n, sizes[0], dtype=dtype, device=device))
 
 
 def plain(qp: BoxQP, i: int) -> PlainQP:

@@ -113,3 +113,24 @@ def test_block_algebra_against_dense():
     torch.testing.assert_close(h.row_sums(), dense.abs().sum(1))
     torch.testing.assert_close(h.diagonal, dense.diagonal())
     assert h.frobenius() == pytest.approx(float(dense.norm()))
+
+
+def test_a_wrong_estimate_is_not_believed(monkeypatch):
+    """Whatever the estimate says, only what a factorisation proves is returned."""
+    h = second_difference((6,))
+    low = 2 - 2 * math.cos(math.pi / 7)
+    monkeypatch.setattr(verified, "_estimate_smallest", lambda h: 1.5 * low)
+    assert 0.8 * low <= verified.smallest_eigenvalue(h) <= low
+    monkeypatch.setattr(verified, "_estimate_largest", lambda h: 0.5)
+    assert 4 - low <= verified.largest_eigenvalue(h) <= 4.0 * (1 + 1e-12)
+
+
+def test_clusters_of_eigenvalues_beyond_the_dense_limit():
+    """A subspace iteration cannot separate a cluster; the bound must hold all the same."""
+    n = verified.DENSE_LIMIT + 88
+    spectrum = torch.cat(
+        [torch.linspace(1.0, 1.05, 100, dtype=torch.float64), torch.linspace(2.0, 9.0, n - 100, dtype=torch.float64)]
+    )
+    h = BlockTridiagonal((torch.diag(spectrum),), ())
+    assert 0.8 <= verified.smallest_eigenvalue(h) <= 1.0
+    assert 9.0 <= verified.largest_eigenvalue(h) <= 9.3

@@ -167,7 +167,7 @@ class LRRN(nn.Module):
             dtype = self._solve_dtype(x)
             if dtype == torch.float32 and tol is not None and tol < FLOAT32_FLOOR:
                 dtype = given = torch.float64
-            energy = self._frozen_energy(dtype)
+            energy = self.energy_snapshot(dtype)
             x = x.to(dtype)
             if y is not None:
                 y = self._check_target(y, x)
@@ -250,7 +250,7 @@ class LRRN(nn.Module):
         weights = tuple(w for w in groups[0] if w is not None)
         return LiftedEnergy(weights, groups[1], groups[2], self.beta, self.gamma, self.intervals)
 
-    def _frozen_energy(self, dtype: torch.dtype) -> LiftedEnergy:
+    def energy_snapshot(self, dtype: torch.dtype) -> LiftedEnergy:
         """Return the energy of a copy of the parameters; Hessian and eigenvalue bound are reused while they stay equal."""
         now = [p.detach() for p in self._flat_parameters()]
         if self._frozen is None or not _same(self._frozen[0], now):

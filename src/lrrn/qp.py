@@ -59,8 +59,8 @@ def kkt_residual(z: Tensor, g: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
     Tensor of shape (n, dim)
         ``g`` inside the interval, ``min(g, 0)`` at its lower end, ``max(g, 0)`` at its upper end, 0 where both ends meet.
     """
-    r = torch.where(z <= lo, g.clamp(max=0), g)
-    return torch.where(z >= hi, r.clamp(min=0), r)
+    blocked = ((z <= lo) & (g > 0)).logical_or_((z >= hi) & (g < 0))
+    return g.masked_fill(blocked, 0)
 
 
 def row_norms(v: Tensor) -> Tensor:

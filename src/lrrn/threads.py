@@ -15,59 +15,38 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
-from threadpoolctl import threadpool_limits
 
-_lock = threading.RLock()
-_depth = 0
-_outer: int | None = None
-_limits: threadpool_limits | None = None
+_lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
+_here = threading.local()
 
 
 def workers() -> int:
     """Return how many threads the CPU kernels use: torch's own number, as it was before :func:`blas_threads` held it."""
-    return _outer if _outer is not None else torch.get_num_threads()
+    return getattr(_here, "workers", None) or torch.get_num_threads()
 
 
 @contextmanager
 def blas_threads(n: int = 1) -> Iterator[None]:
-    """Hold BLAS and OpenMP to ``n`` threads, process-wide, until the outermost such block ends.
+    """Hold torch's BLAS and OpenMP to ``n`` threads in the calling thread, and restore their number afterwards.
 
-    Safe to nest and to enter from several threads; the first to enter sets the limit, the last to leave restores it.
-    Enter it around a whole fit or command, not around single calls.
+    Enter it around a whole fit or command, not around single calls. It may be nested, and several threads may be inside at
+    once: torch keeps the number per thread.
 
     Parameters
     ----------
     n : int, default=1
         Number of threads.
     """
-    _enter(n)
+    before, outer = torch.get_num_threads(), getattr(_here, "workers", None)
+    _here.workers = workers()
+    torch.set_num_threads(n)
     try:
         yield
     finally:
-        _leave()
-
-
-def _enter(n: int) -> None:
-    global _depth, _outer, _limits
-    with _lock:
-        if _depth == 0:
-            _outer = torch.get_num_threads()
-            _limits = threadpool_limits(limits=n)
-            torch.set_num_threads(n)
-        _depth += 1
-
-
-def _leave() -> None:
-    global _depth, _outer, _limits
-    with _lock:
-        _depth -= 1
-        if _depth == 0:
-            assert _outer is not None and _limits is not None
-            _limits.restore_original_limits()
-            torch.set_num_threads(_outer)
-            _outer = _limits = None
+        torch.set_num_threads(before)
+        _here.workers = outer
 
 
 def over_rows(work: Callable[[int, int], None], n_rows: int, min_rows: int) -> None:
@@ -105,7 +84,7 @@ def _executor(size: int) -> ThreadPoolExecutor:
 def _forget_after_fork() -> None:
     """Drop the parent's pool, whose threads do not exist in a forked child."""
     global _pool, _pool_size, _lock
-    _pool, _pool_size, _lock = None, 0, threading.RLock()
+    _pool, _pool_size, _lock = None, 0, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -53,11 +53,11 @@ def solve(
     if max_sweeps < 1:
         raise ValueError(f"max_sweeps must be at least 1; got {max_sweeps}")
     stages = plan(solver, qp)
-    z = qp.project(torch.zeros_like(qp.q) if start is None else start.to(qp.q)).contiguous()
+    z, g = _cold_start(qp) if start is None else _warm_start(qp, start)
     if qp.dim == 0 or qp.n_samples == 0:
         nothing = torch.zeros(qp.n_samples, dtype=torch.int64, device=qp.q.device)
         return QPSolution(z, nothing.to(torch.float64), nothing, nothing, ())
-    run = _Run(qp, z, tol, tol if aim is None else min(aim, tol), max_sweeps)
+    run = _Run(qp, z, g, tol, tol if aim is None else min(aim, tol), max_sweeps)
     for index, stage in enumerate(stages):
         following = stages[index + 1] if index + 1 < len(stages) else None
         if not run.through(stage, following):
@@ -79,16 +79,29 @@ def plan(solver: str, qp: BoxQP) -> list[Solver]:
     return [SOLVERS[solver]]
 
 
+def _cold_start(qp: BoxQP) -> tuple[Tensor, Tensor]:
+    """Zero, projected onto the box, and the gradient there; one row serves all samples where the bounds are shared."""
+    z = torch.zeros_like(qp.lo).clamp_(qp.lo, qp.hi)
+    g = qp.hessian.matmul(z) - qp.q
+    return z.expand_as(qp.q).contiguous() if z.shape != qp.q.shape else z, g
+
+
+def _warm_start(qp: BoxQP, start: Tensor) -> tuple[Tensor, Tensor]:
+    # projecting makes a new tensor, so the caller's is never written to
+    z = qp.project(start.to(qp.q)).contiguous()
+    return z, qp.gradient(z)
+
+
 class _Run:
     """The state of one solve: full-size results, and the rows still open."""
 
-    def __init__(self, qp: BoxQP, z: Tensor, tol: float, aim: float, max_sweeps: int) -> None:
+    def __init__(self, qp: BoxQP, z: Tensor, g: Tensor, tol: float, aim: float, max_sweeps: int) -> None:
         scale = qp.scale
         self.qp, self.z, self.max_sweeps = qp, z, max_sweeps
         self.must = tol * scale
         self.want = self.must if aim == tol else aim * scale
-        self.gradient = qp.gradient(z)
-        self.residual = row_norms(kkt_residual(z, self.gradient, qp.lo, qp.hi))
+        self.gradient = g
+        self.residual = row_norms(kkt_residual(z, g, qp.lo, qp.hi))
         self.sweeps = torch.zeros(qp.n_samples, dtype=torch.int64, device=z.device)
         self.stalled = torch.zeros(qp.n_samples, dtype=torch.bool, device=z.device)
         self.spent = 0

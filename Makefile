@@ -1,0 +1,56 @@
+PYTHON ?= python3
+PIP := bin/pip install --quiet --constraint constraints.txt
+
+.PHONY: help demo test lint types contracts mutate bench clean
+
+help:
+	@echo "make demo       train a network on handwritten digits"
+	@echo "make test       run the test suite"
+	@echo "make lint       check style and formatting; make types, make contracts: types and import layers"
+	@echo "make mutate     inject defects and see that the tests notice"
+	@echo "make bench      time the solvers against their peers"
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.package: pyproject.toml constraints.txt | .venv/bin/python
+	.venv/$(PIP) --editable .
+	@touch $@
+
+.venv/.test: pyproject.toml constraints.txt | .venv/bin/python
+	.venv/$(PIP) --editable '.[test]'
+	@touch $@ .venv/.package
+
+.venv/.lint: pyproject.toml constraints.txt | .venv/bin/python
+	.venv/$(PIP) --editable '.[lint]'
+	@touch $@ .venv/.package
+
+.venv-bench/.bench: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/$(PIP) --editable '.[bench]'
+	@touch $@
+
+demo: .venv/.package
+	.venv/bin/lrrn demo
+
+test: .venv/.test
+	.venv/bin/python -m pytest --cov --cov-report=term
+
+lint: .venv/.lint
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+
+types: .venv/.lint
+	.venv/bin/mypy
+
+contracts: .venv/.lint
+	.venv/bin/lint-imports --no-logo
+
+mutate: .venv/.test
+	.venv/bin/python scripts/mutate.py
+
+bench: .venv-bench/.bench
+	.venv-bench/bin/lrrn bench
+
+clean:
+	rm -rf .venv .venv-bench

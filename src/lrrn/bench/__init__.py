@@ -1,0 +1,1 @@
+"""Benchmarks: problems, contenders and the neutral objective that rescores them, kept apart."""
