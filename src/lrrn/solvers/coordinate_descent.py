@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple, final
 
 import numpy as np
@@ -15,6 +16,8 @@ from lrrn.threads import over_rows
 
 MIN_ROWS = 32
 """Samples below which a second thread does not pay."""
+LANES = 16
+"""Samples the kernel works on side by side: one vector of float32, two of float64."""
 
 
 @final
@@ -44,7 +47,7 @@ class _Descent:
         self._packed = packed
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
-        from lrrn.solvers._cd_numba import kernel
+        from lrrn.solvers._cd_numba import descend
 
         used = torch.zeros(qp.n_samples, dtype=torch.int64)
         # a little inside the threshold, so that the loop's recomputed residual agrees
@@ -55,8 +58,9 @@ class _Descent:
         def work(start: int, stop: int) -> None:
             rows = slice(start, stop)
             bound_rows = rows if lo.shape[0] > 1 else slice(0, 1)
-            kernel(_lanes(stop - start, z.dtype))(
+            descend(
                 *self._packed,
+                LANES // 2 if stop - start <= LANES // 2 and z.dtype == torch.float64 else LANES,
                 lo[bound_rows],
                 hi[bound_rows],
                 squared[rows],
@@ -73,42 +77,37 @@ class _Descent:
         pass
 
 
-def _lanes(n_rows: int, dtype: torch.dtype) -> int:
-    return 16 if n_rows <= 16 else 32 if n_rows <= 32 or dtype == torch.float64 else 64
-
-
 class _Packed(NamedTuple):
-    """The Hessian as the kernel reads it.
-
-    ``panels`` holds, for each panel of up to ``PANEL`` units of one layer, the rows of that layer and its two neighbours,
-    ``PANEL`` columns each, padded with zeros; ``layout`` says where each panel starts, its first unit, how many units it has,
-    and its first and last row.
-    """
+    """The Hessian as the kernel reads it; :func:`lrrn.solvers._cd_numba.descend` says what each array holds."""
 
     panels: np.ndarray
     layout: np.ndarray
     inverse_diagonal: np.ndarray
+    place: np.ndarray
 
 
 @once_per_hessian
 def pack(h: BlockTridiagonal) -> _Packed:
-    """Lay the Hessian out in panels."""
-    from lrrn.solvers._cd_numba import PANEL, fill_panels
+    """Lay the Hessian out in panels, every layer padded to whole ones."""
+    from lrrn.solvers._cd_numba import fill_panels
+    from lrrn.solvers._cd_vector import PANEL
 
-    layout = []
-    offset, j0 = 0, 0
-    for k, width in enumerate(h.sizes):
-        first = j0 - (h.sizes[k - 1] if k > 0 else 0)
-        last = j0 + width + (h.sizes[k + 1] if k < len(h.sub) else 0)
-        for j in range(0, width, PANEL):
-            layout.append((offset, j0 + j, min(PANEL, width - j), first, last))
+    widths = [-(-width // PANEL) * PANEL for width in h.sizes]
+    starts = [0, *accumulate(widths)]
+    layout, offset = [], 0
+    for k, width in enumerate(widths):
+        first, last = starts[max(k - 1, 0)], starts[min(k + 2, len(widths))]
+        for unit in range(starts[k], starts[k] + width, PANEL):
+            layout.append((offset, unit, first, last - first))
             offset += (last - first) * PANEL
-        j0 += width
-    diagonal = h.diagonal
-    panels = diagonal.new_zeros(offset).numpy()
+    diagonal = h.diagonal.numpy()
+    panels = np.zeros(offset, diagonal.dtype)
     at = 0
     for k, block in enumerate(h.diag):
         below = h.sub[k - 1] if k > 0 else block[:, :0]
         above = h.sub[k] if k < len(h.sub) else block[:0]
         at = fill_panels(panels, at, *(t.contiguous().numpy() for t in (below, block, above)))
-    return _Packed(panels, np.array(layout, dtype=np.int64).reshape(-1, 5), diagonal.reciprocal().numpy())
+    place = np.concatenate([np.arange(start, start + size) for start, size in zip(starts[:-1], h.sizes, strict=True)])
+    inverse_diagonal = np.zeros(starts[-1], diagonal.dtype)
+    inverse_diagonal[place] = 1 / diagonal
+    return _Packed(panels, np.array(layout, dtype=np.int64).reshape(-1, 4), inverse_diagonal, place)
