@@ -93,17 +93,6 @@ def test_nudged_phase(options):
     close(energy.nudged(x, v, t).q[0].numpy(), q, 10 * np.abs(h).sum())
 
 
-def test_slope_is_the_symmetric_difference():
-    net = random_network((4, 3, 5, 2), beta=(0.5, 2.0, 0.3))
-    energy = energy_of(net)
-    x = random_input(3, 4)
-    z = [random_input(3, d, seed=k) for k, d in enumerate((3, 5, 2))]
-    w = [random_input(3, d, seed=10 + k) for k, d in enumerate((3, 5, 2))]
-    ahead = energy.value(x, [a + b for a, b in zip(z, w, strict=True)])
-    behind = energy.value(x, [a - b for a, b in zip(z, w, strict=True)])
-    close(energy.slope(x, z, w).numpy(), ((ahead - behind) / 2).numpy(), float(ahead.max() + behind.max()))
-
-
 def test_adjoint_frees_exactly_the_units_inside_their_interval():
     net = random_network((4, 3, 2), beta=(1.0, 0.5), constraint=(0.0, 1.0), output_constraint=(-1.0, 2.0))
     z = torch.tensor([[0.0, 0.5, 1.0, -1.0, 2.0], [0.25, 1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)

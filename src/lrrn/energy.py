@@ -60,7 +60,7 @@ class LiftedEnergy:
         """d_0, ..., d_L."""
         return (self.weights[0].shape[1], *(w.shape[0] for w in self.weights))
 
-    @property
+    @cached_property
     def discounts(self) -> tuple[float, ...]:
         """a_k = gamma^k."""
         return tuple(self.gamma**k for k in range(self.n_layers))
@@ -102,38 +102,22 @@ class LiftedEnergy:
         """
         total = x.new_zeros(x.shape[0])
         for k, a in enumerate(self.discounts):
-            regression, reconstruction = self._mismatch(k, x if k == 0 else z[k - 1], z[k], biases=True)
+            regression, reconstruction = self._mismatch(k, x if k == 0 else z[k - 1], z[k])
             total = total + 0.5 * a * regression.square().sum(-1)
             if reconstruction is not None:
                 total = total + 0.5 * a * self.beta[k] * reconstruction.square().sum(-1)
         return total
 
-    def slope(self, x: Tensor, z: Sequence[Tensor], w: Sequence[Tensor]) -> Tensor:
-        """d/dt E(z + t w; x) at t = 0 per sample, over the layers of the free phase; differentiable in x and the parameters.
-
-        E is quadratic in z, so this equals 1/2 [E(z + w; x) - E(z - w; x)] without that difference's cancellation.
-        ``z`` and ``w`` hold the unknowns of the free phase, so an eliminated output has no part in either.
-        """
-        total = x.new_zeros(x.shape[0])
-        for k, a in enumerate(self.discounts[: self.n_free]):
-            z_below, w_below = (x, torch.zeros_like(x)) if k == 0 else (z[k - 1], w[k - 1])
-            regression, reconstruction = self._mismatch(k, z_below, z[k], biases=True)
-            d_regression, d_reconstruction = self._mismatch(k, w_below, w[k], biases=False)
-            total = total + a * (regression * d_regression).sum(-1)
-            if reconstruction is not None and d_reconstruction is not None:
-                total = total + a * self.beta[k] * (reconstruction * d_reconstruction).sum(-1)
-        return total
-
-    def _mismatch(self, k: int, below: Tensor, above: Tensor, biases: bool) -> tuple[Tensor, Tensor | None]:
+    def _mismatch(self, k: int, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return z_{k+1} - W_k z_k - b_k and, where beta_k > 0, W_k^T z_{k+1} - z_k - c_k."""
         w, b, c = self.weights[k], self.b[k], self.c[k]
         regression = above - below @ w.mT
-        if biases and b is not None:
+        if b is not None:
             regression = regression - b
         if self.beta[k] == 0:
             return regression, None
         reconstruction = above @ w - below
-        if biases and c is not None:
+        if c is not None:
             reconstruction = reconstruction - c
         return regression, reconstruction
 
@@ -176,8 +160,8 @@ class LiftedEnergy:
         v : Tensor of shape (n, dim)
             Gradient of a loss in ``z``.
         """
-        lo, hi = bounds(self.intervals[: self.n_free], self.free_sizes, z)
-        reach = torch.where((z <= lo) | (z >= hi), 0.0, torch.inf).to(z.dtype)
+        lo, hi = (bound[:, : z.shape[1]] for bound in self._bounds)
+        reach = torch.full_like(z, torch.inf).masked_fill_((z <= lo) | (z >= hi), 0)
         return BoxQP(self.free_hessian, v, -reach, reach)
 
     def activations(self, x: Tensor, z: Tensor) -> list[Tensor]:
@@ -273,43 +257,68 @@ class LiftedEnergy:
     @torch.no_grad()
     def _hessian(self, m: int, closed: bool) -> BlockTridiagonal:
         """First ``m`` blocks of H; if ``closed``, layer m is there too and presses on block m - 1."""
-        a, diag, sub = self.discounts, [], []
-        for k in range(m):
-            w = self.weights[k]
-            identity = torch.eye(w.shape[0], dtype=w.dtype, device=w.device)
-            block = a[k] * (identity + self.beta[k] * (w @ w.mT)) if self.beta[k] else a[k] * identity
-            if k + 1 < m or closed:
-                above = self.weights[k + 1]
-                block += a[k + 1] * (above.mT @ above + self.beta[k + 1] * identity)
-            diag.append(block)
-            if k + 1 < m:
-                sub.append(-a[k + 1] * (1 + self.beta[k + 1]) * self.weights[k + 1])
-        return BlockTridiagonal(tuple(diag), tuple(sub))
+        diag = [self._own_block(k) if k + 1 == m and not closed else self._pressed_block(k) for k in range(m)]
+        return BlockTridiagonal(tuple(diag), tuple(self._coupling(k + 1) for k in range(m - 1)))
+
+    def _own_block(self, k: int) -> Tensor:
+        """Return a_k (I + beta_k W_k W_k^T)."""
+        if k not in self._blocks:
+            w, a, beta = self.weights[k].detach(), self.discounts[k], self.beta[k]
+            block = (w @ w.mT).mul_(a * beta) if beta else w.new_zeros((w.shape[0], w.shape[0]))
+            block.diagonal().add_(a)
+            self._blocks[k] = block
+        return self._blocks[k]
+
+    def _pressed_block(self, k: int) -> Tensor:
+        """Return the same plus a_{k+1} (W_{k+1}^T W_{k+1} + beta_{k+1} I), from the layer above."""
+        above, a = self.weights[k + 1].detach(), self.discounts[k + 1]
+        block = torch.addmm(self._own_block(k), above.mT, above, alpha=a)
+        if self.beta[k + 1]:
+            block.diagonal().add_(a * self.beta[k + 1])
+        return block
+
+    def _coupling(self, k: int) -> Tensor:
+        return self.weights[k].detach() * (-self.discounts[k] * (1 + self.beta[k]))
+
+    @cached_property
+    def _blocks(self) -> dict[int, Tensor]:
+        """Blocks that the free and the clamped phase share."""
+        return {}
 
     def _linear(self, m: int, closed: bool, x: Tensor) -> Tensor:
         """First ``m`` blocks of q(x), of shape (n, dim), without a clamped output's part."""
-        a, blocks = self.discounts, []
-        for k in range(m):
-            w, b, c = self.weights[k], self.b[k], self.c[k]
-            block = x.new_zeros(self.sizes[k + 1])
-            if b is not None:
-                block = block + a[k] * b
-            if c is not None and self.beta[k]:
-                block = block + a[k] * self.beta[k] * (w @ c)
-            if k + 1 < m or closed:
-                b_above, c_above = self.b[k + 1], self.c[k + 1]
-                if b_above is not None:
-                    block = block - a[k + 1] * (b_above @ self.weights[k + 1])
-                if c_above is not None and self.beta[k + 1]:
-                    block = block - a[k + 1] * self.beta[k + 1] * c_above
+        a = self.discounts
+        q = x.new_empty((x.shape[0], sum(self.sizes[1 : m + 1])))
+        for k, block in enumerate(q.split(self.sizes[1 : m + 1], dim=-1) if m else ()):
+            constant = self._bias_term(k, k + 1 < m or closed)
             if k == 0:
-                blocks.append(torch.addmm(block, x, w.mT, alpha=a[0] * (1 + self.beta[0])))
+                torch.addmm(constant, x, self.weights[0].mT, alpha=a[0] * (1 + self.beta[0]), out=block)
             else:
-                blocks.append(block.expand(x.shape[0], -1))
-        return torch.cat(blocks, dim=-1) if blocks else x.new_zeros((x.shape[0], 0))
+                block.copy_(constant)
+        return q
+
+    def _bias_term(self, k: int, pressed: bool) -> Tensor:
+        """Return a_k (b_k + beta_k W_k c_k) and, if pressed, minus a_{k+1} (W_{k+1}^T b_{k+1} + beta_{k+1} c_{k+1})."""
+        a, w, b, c = self.discounts[k], self.weights[k], self.b[k], self.c[k]
+        term = w.new_zeros(w.shape[0]) if b is None else b * a
+        if c is not None and self.beta[k]:
+            term.addmv_(w, c, alpha=a * self.beta[k])
+        if pressed:
+            a, w, b, c = self.discounts[k + 1], self.weights[k + 1], self.b[k + 1], self.c[k + 1]
+            if b is not None:
+                term.addmv_(w.mT, b, alpha=-a)
+            if c is not None and self.beta[k + 1]:
+                term.sub_(c, alpha=a * self.beta[k + 1])
+        return term
 
     def _boxed(self, hessian: BlockTridiagonal, q: Tensor) -> BoxQP:
-        return BoxQP(hessian, q, *bounds(self.intervals[: len(hessian.sizes)], hessian.sizes, q))
+        lo, hi = self._bounds
+        return BoxQP(hessian, q, lo[:, : q.shape[1]], hi[:, : q.shape[1]])
+
+    @cached_property
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        """Bounds of all layers, each of shape (1, d_1 + ... + d_L)."""
+        return bounds(self.intervals, self.sizes[1:], self.weights[0].detach())
 
 
 def _norm(t: Tensor) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from lrrn.derivatives import slope_gradients
 from lrrn.energy import LiftedEnergy
 from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution, row_norms
 from lrrn.solution import warn_if_not_converged
@@ -57,7 +58,7 @@ class _Minimiser(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, energy_of: EnergyOf, options: SolveOptions, x: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.energy_of, ctx.options = energy_of, options
+        ctx.options = options
         ctx.energy = energy_of([p.detach() for p in parameters])
         solved = _solve(options, ctx.energy.free(x), "forward pass")
         ctx.save_for_backward(x, solved.z, *parameters)
@@ -72,11 +73,13 @@ class _Minimiser(torch.autograd.Function):
             size = row_norms(v)[:, None].to(v.dtype)
             unit = v / torch.where(size > 0, size, 1)
             w = _solve(ctx.options, ctx.energy.adjoint(z, unit), "adjoint").z * size
-        with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
-            leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
-            energy: LiftedEnergy = ctx.energy_of(leaves[1:])
-            slope = energy.slope(leaves[0], *(t.split(energy.free_sizes, dim=-1) for t in (z, w)))
-            grads = torch.autograd.grad(-slope.sum(), leaves, allow_unused=True, materialize_grads=True)
+            slopes = slope_gradients(ctx.energy, x, z, w).flat()
+            d_x = torch.zeros_like(x)
+            if ctx.needs_input_grad[2] and ctx.energy.n_free:
+                # dloss/dx = a_0 (1 + beta_0) W_0^T w_1
+                first = w[:, : ctx.energy.sizes[1]]
+                d_x = (first @ ctx.energy.weights[0]).mul_(ctx.energy.discounts[0] * (1 + ctx.energy.beta[0]))
+            grads = (d_x, *(slope.neg_() for slope in slopes))
         if torch.is_grad_enabled():
             grads = tuple(_FirstDerivativeOnly.apply(grad, v, x, *parameters) for grad in grads)
         return None, None, *grads

@@ -100,8 +100,8 @@ class BoxQP:
 
     @property
     def scale(self) -> Tensor:
-        """max(1, |q|) per sample: what ``tol`` is relative to."""
-        return row_norms(self.q).clamp(min=1.0)
+        """max(1, |q|) per sample: what ``tol`` is relative to. Finite even where |q| is not."""
+        return row_norms(self.q).clamp_(min=1.0, max=1e300)
 
     def project(self, z: Tensor) -> Tensor:
         """Return the feasible point nearest to ``z``."""

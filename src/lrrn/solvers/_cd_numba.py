@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from lrrn.solvers._cd_vector import PANEL, squared_residuals, sweep_panel
+from lrrn.solvers._cd_vector import PANEL, multiply_panel, squared_residuals, sweep_panel
 
 
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
@@ -40,6 +40,14 @@ def fill_panels(panels: Any, at: int, below: Any, block: Any, above: Any) -> int
                 panels[at + m * PANEL + i] = above[m, j0 + i]
         at += -(-n_above // PANEL) * PANEL * PANEL
     return at
+
+
+@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+def invert_diagonal(inverse_diagonal: Any, unit: int, block: Any) -> int:
+    """Write one layer's part from padded unit ``unit`` on; return the padded unit after it."""
+    for j in range(block.shape[0]):
+        inverse_diagonal[unit + j] = 1 / block[j, j]
+    return unit + -(-block.shape[0] // PANEL) * PANEL
 
 
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
@@ -110,3 +118,41 @@ def descend(
                     gs[m, s] = 0
                     los[m, s] = zs[m, s]
                     his[m, s] = zs[m, s]
+
+
+@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+def residuals(
+    panels: Any,
+    layout: Any,
+    inverse_diagonal: Any,
+    place: Any,
+    lanes: int,
+    lo: Any,  # (1 or n, dim)
+    hi: Any,  # (1 or n, dim)
+    q: Any,  # (n, dim)
+    z: Any,  # (n, dim)
+    g: Any,  # (n, dim), out: H z - q
+    norms: Any,  # (n,) float64, out: norm of the KKT residual
+) -> None:
+    """Compute gradients and residuals from scratch; the first arguments are those of :func:`descend`."""
+    n, dim = z.shape
+    padded = inverse_diagonal.shape[0]
+    zs = np.zeros((padded, lanes), z.dtype)
+    gs = np.zeros((padded, lanes), z.dtype)
+    los = np.zeros((padded, lanes), z.dtype)
+    his = np.zeros((padded, lanes), z.dtype)
+    squares = np.zeros(lanes, np.float64)
+    for start in range(0, n, lanes):
+        count = min(lanes, n - start)
+        for s in range(count):
+            _fill_lane(s, start + s, place, lo, hi, z, q, zs, gs, los, his)
+        for m in range(padded):
+            for s in range(lanes):
+                gs[m, s] = -gs[m, s]
+        for p in range(layout.shape[0]):
+            multiply_panel(zs, gs, panels, layout[p, 0], layout[p, 1], layout[p, 2], layout[p, 3])
+        squared_residuals(zs, gs, los, his, squares)
+        for s in range(count):
+            norms[start + s] = np.sqrt(squares[s])
+            for j in range(dim):
+                g[start + s, j] = gs[place[j], s]

@@ -71,6 +71,41 @@ def _arrays(context: Any, builder: Any, signature: Any, arguments: Any, count: i
     return [context.make_array(kind)(context, builder, value) for kind, value in zip(kinds, arguments[:count], strict=True)]
 
 
+def _update_rows(
+    v: _Vectors, g: Any, panel: Any, steps: list[Any], lanes: Any, lane: Any, offset: Any, first: Any, rows: Any
+) -> None:
+    """Add a panel of the Hessian times the steps of its units to one vector of lanes of the gradient."""
+    builder = v.builder
+    with cgutils.for_range(builder, rows) as row:
+        target = v.address(g.data, builder.add(builder.mul(builder.add(first, row.index), lanes), lane))
+        source = builder.add(offset, builder.mul(row.index, v.number(PANEL)))
+        total = v.load(target)
+        for i, step in enumerate(steps):
+            total = v.multiply_add(v.spread(panel.data, builder.add(source, v.number(i))), step, total)
+        v.store(total, target)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def multiply_panel(typing_context: Any, zs: Any, gs: Any, panels: Any, offset: Any, unit: Any, first: Any, rows: Any) -> Any:
+    """gs[first : first + rows] += H[first : first + rows, unit : unit + PANEL] zs[unit : unit + PANEL]; see sweep_panel."""
+    number = types.int64
+    signature = types.void(zs, gs, panels, number, number, number, number)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        v = _Vectors(context, builder, signature.args[0].dtype)
+        z, g, panel = _arrays(context, builder, signature, arguments, 3)
+        offset, unit, first, rows = arguments[3:]
+        lanes = builder.extract_value(z.shape, 1)
+        with cgutils.for_range(builder, builder.sdiv(lanes, v.number(v.width))) as group:
+            lane = builder.mul(group.index, v.number(v.width))
+            places = [builder.add(builder.mul(builder.add(unit, v.number(i)), lanes), lane) for i in range(PANEL)]
+            values = [v.load(v.address(z.data, place)) for place in places]
+            _update_rows(v, g, panel, values, lanes, lane, offset, first, rows)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def sweep_panel(
     typing_context: Any,
@@ -113,13 +148,8 @@ def sweep_panel(
                 for k in range(i + 1, PANEL):
                     entry = v.spread(panel.data, builder.add(within, v.number(k * PANEL + i)))
                     local[k] = v.multiply_add(entry, step, local[k])
-            with builder.if_then(v.any(moved)), cgutils.for_range(builder, rows) as row:
-                target = v.address(g.data, builder.add(builder.mul(builder.add(first, row.index), lanes), lane))
-                source = builder.add(offset, builder.mul(row.index, v.number(PANEL)))
-                total = v.load(target)
-                for i, step in enumerate(steps):
-                    total = v.multiply_add(v.spread(panel.data, builder.add(source, v.number(i))), step, total)
-                v.store(total, target)
+            with builder.if_then(v.any(moved)):
+                _update_rows(v, g, panel, steps, lanes, lane, offset, first, rows)
         return context.get_dummy_value()
 
     return signature, generate

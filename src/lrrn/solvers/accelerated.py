@@ -14,7 +14,7 @@ from torch import Tensor
 from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
-from lrrn.solvers.base import once_per_hessian
+from lrrn.solvers.base import once_per_hessian, recompute
 
 
 @final
@@ -63,6 +63,9 @@ class _Momentum:
         z.copy_(here)
         self._ahead, self._t = ahead, t
         return torch.full((qp.n_samples,), sweeps, dtype=torch.int64, device=z.device)
+
+    def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
+        return recompute(qp, z)
 
     def keep(self, rows: Tensor) -> None:
         self._t = self._t[rows]

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from lrrn.blocks import BlockTridiagonal
-from lrrn.qp import BoxQP
+from lrrn.qp import BoxQP, kkt_residual, row_norms
 
 T = TypeVar("T")
 
@@ -37,6 +37,10 @@ class Stepper(Protocol):
         int64 Tensor of shape (n,)
             Sweeps spent per sample.
         """
+        ...
+
+    def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Recompute the gradient ``H z - q`` from scratch, and the norm of the KKT residual as float64 of shape (n,)."""
         ...
 
     def keep(self, rows: Tensor) -> None:
@@ -78,6 +82,12 @@ SOLVERS: dict[str, Solver] = {}
 def register(solver: Solver) -> None:
     """Add a solver under its own name."""
     SOLVERS[solver.name] = solver
+
+
+def recompute(qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient ``H z - q`` and the norm of the KKT residual: what most steppers answer to ``check``."""
+    g = qp.gradient(z)
+    return g, row_norms(kkt_residual(z, g, qp.lo, qp.hi))
 
 
 def once_per_hessian(prepare: Callable[[BlockTridiagonal], T]) -> Callable[[BlockTridiagonal], T]:

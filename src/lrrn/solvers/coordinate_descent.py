@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, final
 
@@ -53,7 +54,7 @@ class _Descent:
         # a little inside the threshold, so that the loop's recomputed residual agrees
         squared = (0.9 * threshold.numpy()) ** 2
         points, gradients, counts = z.numpy(), g.numpy(), used.numpy()
-        lo, hi = qp.lo.contiguous().numpy(), qp.hi.contiguous().numpy()
+        lo, hi = qp.lo.numpy(), qp.hi.numpy()
 
         def work(start: int, stop: int) -> None:
             rows = slice(start, stop)
@@ -73,6 +74,22 @@ class _Descent:
         over_rows(work, qp.n_samples, MIN_ROWS)
         return used
 
+    def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
+        from lrrn.solvers._cd_numba import residuals
+
+        g = torch.empty_like(z)
+        norms = np.empty(qp.n_samples, np.float64)
+        points, gradients, q = z.numpy(), g.numpy(), qp.q.contiguous().numpy()
+        lo, hi = qp.lo.numpy(), qp.hi.numpy()
+
+        def work(start: int, stop: int) -> None:
+            rows = slice(start, stop)
+            bound_rows = rows if lo.shape[0] > 1 else slice(0, 1)
+            residuals(*self._packed, LANES, lo[bound_rows], hi[bound_rows], q[rows], points[rows], gradients[rows], norms[rows])
+
+        over_rows(work, qp.n_samples, 4 * MIN_ROWS)
+        return g, torch.from_numpy(norms)
+
     def keep(self, rows: Tensor) -> None:
         pass
 
@@ -89,10 +106,28 @@ class _Packed(NamedTuple):
 @once_per_hessian
 def pack(h: BlockTridiagonal) -> _Packed:
     """Lay the Hessian out in panels, every layer padded to whole ones."""
-    from lrrn.solvers._cd_numba import fill_panels
+    from lrrn.solvers._cd_numba import fill_panels, invert_diagonal
+
+    layout, place, n_padded, total = _plan(h.sizes)
+    blocks = [block.contiguous().numpy() for block in h.diag]
+    sub = [block.contiguous().numpy() for block in h.sub]
+    panels = np.zeros(total, blocks[0].dtype)
+    inverse_diagonal = np.zeros(n_padded, blocks[0].dtype)
+    at, unit = 0, 0
+    for k, block in enumerate(blocks):
+        below = sub[k - 1] if k > 0 else block[:, :0]
+        above = sub[k] if k < len(sub) else block[:0]
+        at = fill_panels(panels, at, np.ascontiguousarray(below), block, above)
+        unit = invert_diagonal(inverse_diagonal, unit, block)
+    return _Packed(panels, layout, inverse_diagonal, place)
+
+
+@lru_cache(maxsize=64)
+def _plan(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Layout of the panels, padded place of each unit, padded number of units, and length of ``panels``, by layer widths."""
     from lrrn.solvers._cd_vector import PANEL
 
-    widths = [-(-width // PANEL) * PANEL for width in h.sizes]
+    widths = [-(-width // PANEL) * PANEL for width in sizes]
     starts = [0, *accumulate(widths)]
     layout, offset = [], 0
     for k, width in enumerate(widths):
@@ -100,14 +135,5 @@ def pack(h: BlockTridiagonal) -> _Packed:
         for unit in range(starts[k], starts[k] + width, PANEL):
             layout.append((offset, unit, first, last - first))
             offset += (last - first) * PANEL
-    diagonal = h.diagonal.numpy()
-    panels = np.zeros(offset, diagonal.dtype)
-    at = 0
-    for k, block in enumerate(h.diag):
-        below = h.sub[k - 1] if k > 0 else block[:, :0]
-        above = h.sub[k] if k < len(h.sub) else block[:0]
-        at = fill_panels(panels, at, *(t.contiguous().numpy() for t in (below, block, above)))
-    place = np.concatenate([np.arange(start, start + size) for start, size in zip(starts[:-1], h.sizes, strict=True)])
-    inverse_diagonal = np.zeros(starts[-1], diagonal.dtype)
-    inverse_diagonal[place] = 1 / diagonal
-    return _Packed(panels, np.array(layout, dtype=np.int64).reshape(-1, 4), inverse_diagonal, place)
+    place = np.concatenate([np.arange(start, start + size) for start, size in zip(starts[:-1], sizes, strict=True)])
+    return np.array(layout, dtype=np.int64).reshape(-1, 4), place, starts[-1], offset

@@ -82,8 +82,8 @@ def plan(solver: str, qp: BoxQP) -> list[Solver]:
 def _cold_start(qp: BoxQP) -> tuple[Tensor, Tensor]:
     """Zero, projected onto the box, and the gradient there; one row serves all samples where the bounds are shared."""
     z = torch.zeros_like(qp.lo).clamp_(qp.lo, qp.hi)
-    g = qp.hessian.matmul(z) - qp.q
-    return z.expand_as(qp.q).contiguous() if z.shape != qp.q.shape else z, g
+    g = qp.hessian.matmul(z) - qp.q if bool(z.any()) else -qp.q
+    return z.repeat(qp.n_samples, 1) if z.shape[0] != qp.n_samples else z, g
 
 
 def _warm_start(qp: BoxQP, start: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,22 +97,24 @@ class _Run:
 
     def __init__(self, qp: BoxQP, z: Tensor, g: Tensor, tol: float, aim: float, max_sweeps: int) -> None:
         scale = qp.scale
-        self.qp, self.z, self.max_sweeps = qp, z, max_sweeps
+        self.qp, self.z, self.gradient, self.max_sweeps = qp, z, g, max_sweeps
         self.must = tol * scale
         self.want = self.must if aim == tol else aim * scale
-        self.gradient = g
         self.residual = row_norms(kkt_residual(z, g, qp.lo, qp.hi))
-        self.sweeps = torch.zeros(qp.n_samples, dtype=torch.int64, device=z.device)
-        self.stalled = torch.zeros(qp.n_samples, dtype=torch.bool, device=z.device)
+        self.sweeps: Tensor | None = None
+        self.stalled: Tensor | None = None
         self.spent = 0
         self.used: list[str] = []
 
     def result(self) -> QPSolution:
-        status = torch.full_like(self.sweeps, int(Status.MAX_SWEEPS))
-        status.masked_fill_(self.stalled, int(Status.STALLED))
-        status.masked_fill_(self.residual <= self.must, int(Status.CONVERGED))
-        status.masked_fill_(~(self.residual * self.must).isfinite(), int(Status.NON_FINITE))
-        return QPSolution(self.z, self.residual, self.sweeps, status, tuple(self.used))
+        sweeps = torch.zeros_like(self.residual, dtype=torch.int64) if self.sweeps is None else self.sweeps
+        missed = ~(self.residual <= self.must)
+        status = missed.to(torch.int64)  # CONVERGED is 0, MAX_SWEEPS is 1
+        if bool(missed.any()):
+            if self.stalled is not None:
+                status.masked_fill_(missed & self.stalled, int(Status.STALLED))
+            status.masked_fill_(~self.residual.isfinite(), int(Status.NON_FINITE))
+        return QPSolution(self.z, self.residual, sweeps, status, tuple(self.used))
 
     def through(self, solver: Solver, following: Solver | None) -> bool:
         """Run one solver until every sample is done or handed over; return whether there is work for the next."""
@@ -124,7 +126,7 @@ class _Run:
         rows = None if bool(unfinished.all()) else unfinished.nonzero().squeeze(1)
         if rows is not None:
             qp, z, g, best = qp.take(rows), z[rows], g[rows], best[rows]
-        idle = torch.zeros_like(best, dtype=torch.int64)
+        idle: Tensor | int = 0
         stepper = solver.begin(qp)
         handed = 0
         while self.spent < self.max_sweeps:
@@ -132,8 +134,7 @@ class _Run:
             want = self.want if rows is None else self.want[rows]
             used = stepper.advance(qp, z, g, chunk, want)
             self.spent += chunk
-            g = qp.gradient(z)
-            residual = row_norms(kkt_residual(z, g, qp.lo, qp.hi))
+            g, residual = stepper.check(qp, z)
             self._record(rows, z, g, residual, used)
             open_ = (residual > want) & (residual < math.inf)
             if not bool(open_.any()):
@@ -144,7 +145,7 @@ class _Run:
             if following is None:
                 idle = torch.where(residual < 0.99 * best, 0, idle + 1)
                 stuck = open_ & (idle >= solver.patience)
-                self.stalled[slice(None) if rows is None else rows] = stuck
+                self._note_stalled(rows, stuck)
             else:
                 stuck = open_ & (self._sweeps_to_go(residual, best, want, chunk) > self._patience())
                 handed += int(stuck.sum())
@@ -154,17 +155,25 @@ class _Run:
             best = torch.minimum(best, residual)
             if keep.numel() < len(residual):
                 rows = keep if rows is None else rows[keep]
-                qp, z, g, best, idle = qp.take(keep), z[keep], g[keep], best[keep], idle[keep]
+                qp, z, g, best = qp.take(keep), z[keep], g[keep], best[keep]
+                idle = idle[keep] if isinstance(idle, Tensor) else idle
                 stepper.keep(keep)
         if handed and following is not None:
             logger.info("%s is slow on %d of %d samples: over to %s", solver.name, handed, len(self.z), following.name)
         return handed > 0
 
+    def _note_stalled(self, rows: Tensor | None, stuck: Tensor) -> None:
+        if self.stalled is None:
+            self.stalled = torch.zeros_like(self.residual, dtype=torch.bool)
+        self.stalled[slice(None) if rows is None else rows] = stuck
+
     def _record(self, rows: Tensor | None, z: Tensor, g: Tensor, residual: Tensor, used: Tensor) -> None:
         if rows is None:
             self.z, self.gradient, self.residual = z, g, residual
-            self.sweeps += used
+            self.sweeps = used if self.sweeps is None else self.sweeps + used
         else:
+            if self.sweeps is None:
+                self.sweeps = torch.zeros_like(self.residual, dtype=torch.int64)
             self.z[rows], self.gradient[rows], self.residual[rows] = z, g, residual
             self.sweeps[rows] += used
 

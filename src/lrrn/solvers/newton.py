@@ -17,7 +17,7 @@ from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP, kkt_residual, row_norms
 from lrrn.solvers._interior import centre
-from lrrn.solvers.base import once_per_hessian
+from lrrn.solvers.base import once_per_hessian, recompute
 
 MEMORY_LIMIT = 2**28
 """Bytes of factors held at once; samples are taken in groups that fit."""
@@ -77,6 +77,9 @@ class _NewtonStepper:
             answer = torch.where(point <= problem.lo, part.lo, (point / scale).to(z.dtype))
             z[rows] = part.project(torch.where(point >= problem.hi, part.hi, answer))
         return used
+
+    def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
+        return recompute(qp, z)
 
     def keep(self, rows: Tensor) -> None:
         pass

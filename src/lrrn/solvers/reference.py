@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lrrn.qp import BoxQP
+from lrrn.solvers.base import recompute
 
 
 @final
@@ -50,6 +51,9 @@ class _ReferenceStepper:
         # rounding to the dtype of the batch must not leave the box
         z.copy_(qp.project(z))
         return torch.full((qp.n_samples,), sweeps, dtype=torch.int64, device=z.device)
+
+    def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
+        return recompute(qp, z)
 
     def keep(self, rows: Tensor) -> None:
         pass

@@ -1,0 +1,201 @@
+"""Derivatives of energies in the parameters at fixed activations, in closed form.
+
+Autograd on :meth:`LiftedEnergy.value` gives the same numbers, and the tests hold these to it; written out they take a fraction
+of the operations. With R_k = z_{k+1} - W_k z_k - b_k and S_k = W_k^T z_{k+1} - z_k - c_k,
+
+    dE/dW_k = a_k (-R_k z_k^T + beta_k z_{k+1} S_k^T),    dE/db_k = -a_k R_k,    dE/dc_k = -a_k beta_k S_k.
+
+The first layer never forms S_0, which is as wide as the input: sums over samples of z_1 z_1^T and z_1 x^T are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lrrn.energy import LiftedEnergy
+
+
+class Gradients(NamedTuple):
+    """Derivatives in W, b and c, layer by layer; None where a bias does not exist."""
+
+    weights: list[Tensor]
+    b: list[Tensor | None]
+    c: list[Tensor | None]
+
+    def flat(self) -> list[Tensor]:
+        """Return W, then b, then c, without those that do not exist."""
+        return [g for group in self for g in group if g is not None]
+
+
+class Phase(NamedTuple):
+    """Activations of a batch and the weight each sample's energy has.
+
+    Parameters
+    ----------
+    blocks : sequence of Tensor of shape (n, d_k)
+        z_1, z_2, ...; a layer of the energy counts if its upper activations are there, so an eliminated output stays out.
+    weight : Tensor of shape (n, 1)
+    """
+
+    blocks: Sequence[Tensor]
+    weight: Tensor
+
+
+@torch.no_grad()
+def energy_gradients(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase], balanced: bool = False) -> Gradients:
+    """Return the derivatives of the weighted sum of energies over all phases and samples.
+
+    Parameters
+    ----------
+    energy : LiftedEnergy
+    x : Tensor of shape (n, d_0)
+        The input, the same for every phase.
+    phases : sequence of Phase
+    balanced : bool, default=False
+        Promise that each sample's weights add up to zero over the phases, as in a contrastive difference.
+
+    Returns
+    -------
+    Gradients
+    """
+    out = _first_layer(energy, x, phases, balanced)
+    for k in range(1, energy.n_layers):
+        present = [phase for phase in phases if len(phase.blocks) > k]
+        _append(out, *_later_layer(energy, k, present), energy.b[k], energy.c[k])
+    return out
+
+
+def _first_layer(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase], balanced: bool) -> Gradients:
+    a, beta, w, b, c = energy.discounts[0], energy.beta[0], energy.weights[0], energy.b[0], energy.c[0]
+    present = [phase for phase in phases if phase.blocks]
+    out = Gradients([], [], [])
+    if not present:
+        _append(out, torch.zeros_like(w), None, None, b, c)
+        return out
+    weighted = [phase.blocks[0] * phase.weight for phase in present]
+    push = _sum(weighted)  # sum over phases of weight * z_1
+    gram = torch.mm(weighted[0].mT, present[0].blocks[0])
+    for phase, scaled in zip(present[1:], weighted[1:], strict=True):
+        gram.addmm_(scaled.mT, phase.blocks[0])
+    regression = push
+    share = None if balanced else _sum([phase.weight for phase in present])
+    if share is not None:
+        image = x @ w.mT if b is None else torch.addmm(b, x, w.mT)
+        regression = torch.addcmul(push, share, image, value=-1)
+    # -R_0 x^T + beta z_1 S_0^T with S_0 = W_0^T z_1 - x - c_0
+    d_w = torch.mm((regression + beta * push if beta else regression).mT, x).mul_(-a)
+    total = push.sum(0)
+    d_c = None
+    if beta:
+        d_w.addmm_(gram, w, alpha=a * beta)
+        if c is not None:
+            d_w.addr_(total, c, alpha=-a * beta)
+            d_c = torch.mv(w.mT, total).mul_(-a * beta)
+            if share is not None:
+                d_c.addmv_(x.mT, share[:, 0], alpha=a * beta).add_(c * share.sum(), alpha=a * beta)
+    d_b = None if b is None else (total if share is None else regression.sum(0)) * -a
+    _append(out, d_w, d_b, d_c, b, c)
+    return out
+
+
+def _later_layer(energy: LiftedEnergy, k: int, phases: Sequence[Phase]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    a, beta, w, b, c = energy.discounts[k], energy.beta[k], energy.weights[k], energy.b[k], energy.c[k]
+    if not phases:
+        return torch.zeros_like(w), None, None
+    below, above = (
+        torch.cat([phase.blocks[j] for phase in phases]) if len(phases) > 1 else phases[0].blocks[j] for j in (k - 1, k)
+    )
+    weight = torch.cat([phase.weight for phase in phases]) if len(phases) > 1 else phases[0].weight
+    regression = (above - (below @ w.mT if b is None else torch.addmm(b, below, w.mT))).mul_(weight)
+    d_w = torch.mm(regression.mT, below).mul_(-a)
+    d_b = None if b is None else regression.sum(0).mul_(-a)
+    d_c = None
+    if beta:
+        reconstruction = torch.addmm(below, above, w, beta=-1)
+        if c is not None:
+            reconstruction -= c
+        reconstruction *= weight
+        d_w.addmm_(above.mT, reconstruction, alpha=a * beta)
+        d_c = None if c is None else reconstruction.sum(0).mul_(-a * beta)
+    return d_w, d_b, d_c
+
+
+@torch.no_grad()
+def slope_gradients(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> Gradients:
+    """Return the derivatives, summed over samples, of the slope d/dt E(z + t w; x) at t = 0 over the free phase's layers.
+
+    E is quadratic in z, so the slope is 1/2 [E(z + w; x) - E(z - w; x)], without that difference's cancellation.
+
+    Parameters
+    ----------
+    energy : LiftedEnergy
+    x : Tensor of shape (n, d_0)
+    z, w : Tensor of shape (n, dim)
+        Stacked activations of the free phase, and a direction.
+
+    Returns
+    -------
+    Gradients
+    """
+    out = Gradients([], [], [])
+    sizes = energy.free_sizes
+    zs, ws = (list(t.split(sizes, dim=-1)) if sizes else [] for t in (z, w))
+    for k in range(energy.n_layers):
+        if k >= energy.n_free:
+            _append(out, torch.zeros_like(energy.weights[k]), None, None, energy.b[k], energy.c[k])
+        elif k == 0:
+            _append(out, *_first_slope(energy, x, zs[0], ws[0]), energy.b[0], energy.c[0])
+        else:
+            _append(out, *_later_slope(energy, k, zs[k - 1], zs[k], ws[k - 1], ws[k]), energy.b[k], energy.c[k])
+    return out
+
+
+def _first_slope(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    a, beta, weight, c = energy.discounts[0], energy.beta[0], energy.weights[0], energy.c[0]
+    total = w.sum(0)
+    d_w = torch.mm(w.mT, x).mul_(-a * (1 + beta))
+    d_c = None
+    if beta:
+        cross = torch.mm(z.mT, w)
+        d_w.addmm_(cross + cross.mT, weight, alpha=a * beta)
+        if c is not None:
+            d_w.addr_(total, c, alpha=-a * beta)
+            d_c = torch.mv(weight.mT, total).mul_(-a * beta)
+    return d_w, total * -a, d_c
+
+
+def _later_slope(
+    energy: LiftedEnergy, k: int, z_below: Tensor, z_above: Tensor, w_below: Tensor, w_above: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    a, beta, weight, b, c = energy.discounts[k], energy.beta[k], energy.weights[k], energy.b[k], energy.c[k]
+    regression = z_above - (z_below @ weight.mT if b is None else torch.addmm(b, z_below, weight.mT))
+    moved = torch.addmm(w_above, w_below, weight.mT, alpha=-1)
+    d_w = torch.mm(moved.mT, z_below).addmm_(regression.mT, w_below).mul_(-a)
+    d_b = moved.sum(0).mul_(-a)
+    d_c = None
+    if beta:
+        reconstruction = torch.addmm(z_below, z_above, weight, beta=-1)
+        if c is not None:
+            reconstruction -= c
+        moved = torch.addmm(w_below, w_above, weight, beta=-1)
+        d_w.addmm_(z_above.mT, moved, alpha=a * beta).addmm_(w_above.mT, reconstruction, alpha=a * beta)
+        d_c = moved.sum(0).mul_(-a * beta)
+    return d_w, d_b, d_c
+
+
+def _append(out: Gradients, d_w: Tensor, d_b: Tensor | None, d_c: Tensor | None, b: Tensor | None, c: Tensor | None) -> None:
+    """Add one layer; a bias that exists but does not enter has derivative zero."""
+    out.weights.append(d_w)
+    out.b.append(None if b is None else torch.zeros_like(b) if d_b is None else d_b)
+    out.c.append(None if c is None else torch.zeros_like(c) if d_c is None else d_c)
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
