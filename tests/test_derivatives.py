@@ -27,7 +27,7 @@ def cases(draw):
 
 
 def live_energy(net):
-    return net._energy_of(net._flat_parameters())
+    return net._energy_of(net.flat_parameters())
 
 
 def blocks(net, seed, n=5):
@@ -48,7 +48,7 @@ def test_weighted_energies_of_two_phases(net, balanced):
     w2 = -w1 if balanced else random_input(5, 1, seed=31)
     energy = live_energy(net)
     total = (w1[:, 0] * energy.value(x, one)).sum() + (w2[:, 0] * energy.value(x, two)).sum()
-    expected = torch.autograd.grad(total, net._flat_parameters(), materialize_grads=True, allow_unused=True)
+    expected = torch.autograd.grad(total, net.flat_parameters(), materialize_grads=True, allow_unused=True)
     assert_same(energy_gradients(energy, x, [Phase(one, w1), Phase(two, w2)], balanced).flat(), expected)
 
 
@@ -64,7 +64,7 @@ def test_a_phase_without_its_output_leaves_the_last_layer_out(net):
     if z_last is None:
         return
     total = (weight[:, 0] * energy.value(x, [*hidden, z_last])).sum()
-    parameters = net._flat_parameters()
+    parameters = net.flat_parameters()
     # an eliminated output's term is zero whatever the parameters, so differentiating through it gives the same
     expected = torch.autograd.grad(total, parameters, materialize_grads=True, allow_unused=True)
     assert_same(actual, expected)
@@ -87,14 +87,14 @@ def test_slope_is_the_symmetric_difference(net):
         return energy.value(x, energy.activations(x, torch.cat(moved, -1))).sum()
 
     difference = 0.5 * (total(1) - total(-1))
-    expected = torch.autograd.grad(difference, net._flat_parameters(), materialize_grads=True, allow_unused=True)
+    expected = torch.autograd.grad(difference, net.flat_parameters(), materialize_grads=True, allow_unused=True)
     assert_same(slope_gradients(energy, x, torch.cat(z, -1), torch.cat(w, -1)).flat(), expected)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e-6])
 def test_a_small_direction_does_not_cancel_in_float32(scale):
     net = random_network((20, 16, 10, 3), beta=(1.0, 1.0, 0.0), dtype=torch.float32)
-    energy = net._energy_of([p.detach() for p in net._flat_parameters()])
+    energy = net._energy_of([p.detach() for p in net.flat_parameters()])
     x = 5 * random_input(30, 20, dtype=torch.float32)
     z, w = random_input(30, 26, seed=1, dtype=torch.float32), random_input(30, 26, seed=2, dtype=torch.float32)
     small = slope_gradients(energy, x, z, w * scale).flat()

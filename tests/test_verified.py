@@ -119,9 +119,9 @@ def test_a_wrong_estimate_is_not_believed(monkeypatch):
     """Whatever the estimate says, only what a factorisation proves is returned."""
     h = second_difference((6,))
     low = 2 - 2 * math.cos(math.pi / 7)
-    monkeypatch.setattr(verified, "_estimate_smallest", lambda h: 1.5 * low)
+    monkeypatch.setattr(verified, "estimate_smallest", lambda h: 1.5 * low)
     assert 0.8 * low <= verified.smallest_eigenvalue(h) <= low
-    monkeypatch.setattr(verified, "_estimate_largest", lambda h: 0.5)
+    monkeypatch.setattr(verified, "estimate_largest", lambda h: 0.5)
     assert 4 - low <= verified.largest_eigenvalue(h) <= 4.0 * (1 + 1e-12)
 
 

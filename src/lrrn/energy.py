@@ -126,15 +126,23 @@ class LiftedEnergy:
     @torch.no_grad()
     def free(self, x: Tensor) -> BoxQP:
         """Return the free phase: minimise E(z; x) over the activations, an eliminated output left out."""
-        return self._boxed(self.free_hessian, self._linear(self.n_free, False, x))
+        return self._boxed(self.free_hessian, self._linear(x))
 
     @torch.no_grad()
     def clamped(self, x: Tensor, y: Tensor) -> BoxQP:
         """Return the clamped phase: minimise E(z; x) over z_1, ..., z_{L-1} with z_L = y."""
-        q = self._linear(self.n_layers - 1, True, x)
-        if self.n_layers > 1:
-            # q[L-1] += a_{L-1} (1 + beta_{L-1}) W_{L-1}^T y
-            q[:, -self.sizes[-2] :].addmm_(y, self.weights[-1], alpha=self.discounts[-1] * (1 + self.beta[-1]))
+        return self.clamp(self.free(x), y)
+
+    @torch.no_grad()
+    def clamp(self, free: BoxQP, y: Tensor) -> BoxQP:
+        """Return the clamped phase that belongs to a free phase; only the last hidden block of q differs."""
+        hidden = sum(self.sizes[1:-1])
+        q = free.q[:, :hidden].clone()
+        if hidden:
+            a, w, b = self.discounts[-1], self.weights[-1], self.b[-1]
+            # q[L-1] += a_{L-1} (1 + beta_{L-1}) W_{L-1}^T y, and an eliminated output comes back with its bias
+            pull = y * (1 + self.beta[-1]) - b if self.eliminated and b is not None else y * (1 + self.beta[-1])
+            q[:, -self.sizes[-2] :].addmm_(pull, w, alpha=a)
         return self._boxed(self.clamped_hessian, q)
 
     @torch.no_grad()
@@ -143,7 +151,7 @@ class LiftedEnergy:
 
         An eliminated output is then z_L = W_{L-1} z_{L-1} + b_{L-1} - t v / a_{L-1}.
         """
-        q = self._linear(self.n_free, False, x)
+        q = self._linear(x)
         if self.n_free > 0:
             push = v @ self.weights[-1] if self.eliminated else v
             q[:, -push.shape[1] :].sub_(push, alpha=t)
@@ -260,37 +268,41 @@ class LiftedEnergy:
         diag = [self._own_block(k) if k + 1 == m and not closed else self._pressed_block(k) for k in range(m)]
         return BlockTridiagonal(tuple(diag), tuple(self._coupling(k + 1) for k in range(m - 1)))
 
-    def _own_block(self, k: int) -> Tensor:
-        """Return a_k (I + beta_k W_k W_k^T)."""
-        if k not in self._blocks:
-            w, a, beta = self.weights[k].detach(), self.discounts[k], self.beta[k]
-            block = (w @ w.mT).mul_(a * beta) if beta else w.new_zeros((w.shape[0], w.shape[0]))
-            block.diagonal().add_(a)
-            self._blocks[k] = block
-        return self._blocks[k]
-
-    def _pressed_block(self, k: int) -> Tensor:
-        """Return the same plus a_{k+1} (W_{k+1}^T W_{k+1} + beta_{k+1} I), from the layer above."""
-        above, a = self.weights[k + 1].detach(), self.discounts[k + 1]
-        block = torch.addmm(self._own_block(k), above.mT, above, alpha=a)
-        if self.beta[k + 1]:
-            block.diagonal().add_(a * self.beta[k + 1])
-        return block
-
-    def _coupling(self, k: int) -> Tensor:
-        return self.weights[k].detach() * (-self.discounts[k] * (1 + self.beta[k]))
-
     @cached_property
-    def _blocks(self) -> dict[int, Tensor]:
+    def _blocks(self) -> dict[tuple[str, int], Tensor]:
         """Blocks that the free and the clamped phase share."""
         return {}
 
-    def _linear(self, m: int, closed: bool, x: Tensor) -> Tensor:
-        """First ``m`` blocks of q(x), of shape (n, dim), without a clamped output's part."""
-        a = self.discounts
-        q = x.new_empty((x.shape[0], sum(self.sizes[1 : m + 1])))
-        for k, block in enumerate(q.split(self.sizes[1 : m + 1], dim=-1) if m else ()):
-            constant = self._bias_term(k, k + 1 < m or closed)
+    def _own_block(self, k: int) -> Tensor:
+        """Return a_k (I + beta_k W_k W_k^T)."""
+        if ("own", k) not in self._blocks:
+            w, a, beta = self.weights[k].detach(), self.discounts[k], self.beta[k]
+            block = (w @ w.mT).mul_(a * beta) if beta else w.new_zeros((w.shape[0], w.shape[0]))
+            block.diagonal().add_(a)
+            self._blocks["own", k] = block
+        return self._blocks["own", k]
+
+    def _pressed_block(self, k: int) -> Tensor:
+        """Return the same plus a_{k+1} (W_{k+1}^T W_{k+1} + beta_{k+1} I), from the layer above."""
+        if ("pressed", k) not in self._blocks:
+            above, a = self.weights[k + 1].detach(), self.discounts[k + 1]
+            block = torch.addmm(self._own_block(k), above.mT, above, alpha=a)
+            if self.beta[k + 1]:
+                block.diagonal().add_(a * self.beta[k + 1])
+            self._blocks["pressed", k] = block
+        return self._blocks["pressed", k]
+
+    def _coupling(self, k: int) -> Tensor:
+        if ("coupling", k) not in self._blocks:
+            self._blocks["coupling", k] = self.weights[k].detach() * (-self.discounts[k] * (1 + self.beta[k]))
+        return self._blocks["coupling", k]
+
+    def _linear(self, x: Tensor) -> Tensor:
+        """Return q(x) of the free phase, of shape (n, dim)."""
+        m, a = self.n_free, self.discounts
+        q = x.new_empty((x.shape[0], sum(self.free_sizes)))
+        for k, block in enumerate(q.split(self.free_sizes, dim=-1) if m else ()):
+            constant = self._bias_term(k, k + 1 < m)
             if k == 0:
                 torch.addmm(constant, x, self.weights[0].mT, alpha=a[0] * (1 + self.beta[0]), out=block)
             else:

@@ -7,7 +7,7 @@ symmetric contrastive difference 1/2 [E(z* + w) - E(z* - w)], the limit of equil
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
@@ -15,41 +15,41 @@ from torch.autograd.function import FunctionCtx
 
 from lrrn.derivatives import slope_gradients
 from lrrn.energy import LiftedEnergy
-from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution, row_norms
-from lrrn.solution import warn_if_not_converged
-from lrrn.solvers import solve
-
-AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
-"""How far the forward and the adjoint solve go while they make progress, unless ``tol`` is set."""
+from lrrn.qp import BoxQP, QPSolution, row_norms
 
 EnergyOf = Callable[[Sequence[Tensor]], LiftedEnergy]
 
 
-class SolveOptions(NamedTuple):
-    """How to solve the forward and the adjoint problem."""
+class SolvePhase(Protocol):
+    """Solves one phase, by whatever means the network is set to, and reports how it went."""
 
-    solver: str
-    tol: float | None
-    max_sweeps: int
+    def __call__(self, qp: BoxQP, what: str, start: Tensor | None = None) -> QPSolution:
+        """Return the solution of ``qp``; ``what`` names it in reports."""
+        ...
 
 
-def minimiser(energy_of: EnergyOf, options: SolveOptions, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+def minimiser(
+    energy_of: EnergyOf, solve: SolvePhase, x: Tensor, parameters: Sequence[Tensor], start: Tensor | None = None
+) -> Tensor:
     """Return the stacked minimiser of the free phase, differentiable once in ``x`` and the parameters.
 
     Parameters
     ----------
     energy_of : callable
         Builds the energy from a list of parameters in the order given here.
-    options : SolveOptions
+    solve : callable
+        Solves the free phase and, in the backward pass, its adjoint.
     x : Tensor of shape (n, d_0)
     parameters : sequence of Tensor
         All of the dtype of ``x``.
+    start : Tensor of shape (n, dim), optional
+        Where to start the free phase.
 
     Returns
     -------
     Tensor of shape (n, dim)
     """
-    return _Minimiser.apply(energy_of, options, x, *parameters)
+    return _Minimiser.apply(energy_of, solve, start, x, *parameters)
 
 
 @final
@@ -57,10 +57,12 @@ class _Minimiser(torch.autograd.Function):
     """x, parameters -> the stacked minimiser of the free phase, with the implicit gradient."""
 
     @staticmethod
-    def forward(ctx: Any, energy_of: EnergyOf, options: SolveOptions, x: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.options = options
+    def forward(
+        ctx: Any, energy_of: EnergyOf, solve: SolvePhase, start: Tensor | None, x: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        ctx.solve = solve
         ctx.energy = energy_of([p.detach() for p in parameters])
-        solved = _solve(options, ctx.energy.free(x), "forward pass")
+        solved = solve(ctx.energy.free(x), "forward pass", start)
         ctx.save_for_backward(x, solved.z, *parameters)
         return solved.z
 
@@ -72,17 +74,17 @@ class _Minimiser(torch.autograd.Function):
             # the adjoint is linear in v, so solve it for unit vectors: tol is then relative to the gradient itself
             size = row_norms(v)[:, None].to(v.dtype)
             unit = v / torch.where(size > 0, size, 1)
-            w = _solve(ctx.options, ctx.energy.adjoint(z, unit), "adjoint").z * size
+            w = ctx.solve(ctx.energy.adjoint(z, unit), "adjoint").z * size
             slopes = slope_gradients(ctx.energy, x, z, w).flat()
             d_x = torch.zeros_like(x)
-            if ctx.needs_input_grad[2] and ctx.energy.n_free:
+            if ctx.needs_input_grad[3] and ctx.energy.n_free:
                 # dloss/dx = a_0 (1 + beta_0) W_0^T w_1
                 first = w[:, : ctx.energy.sizes[1]]
                 d_x = (first @ ctx.energy.weights[0]).mul_(ctx.energy.discounts[0] * (1 + ctx.energy.beta[0]))
             grads = (d_x, *(slope.neg_() for slope in slopes))
         if torch.is_grad_enabled():
             grads = tuple(_FirstDerivativeOnly.apply(grad, v, x, *parameters) for grad in grads)
-        return None, None, *grads
+        return None, None, None, *grads
 
 
 @final
@@ -99,11 +101,3 @@ class _FirstDerivativeOnly(torch.autograd.Function):
             "LRRN has first derivatives only: its prediction is piecewise affine in x, and second derivatives in the "
             "parameters are not implemented. Do not differentiate through a gradient taken with create_graph=True"
         )
-
-
-def _solve(options: SolveOptions, qp: BoxQP, what: str) -> QPSolution:
-    tol = DEFAULT_TOL[qp.q.dtype] if options.tol is None else options.tol
-    aim = AIM[qp.q.dtype] if options.tol is None else options.tol
-    solved = solve(qp, solver=options.solver, tol=tol, aim=aim, max_sweeps=options.max_sweeps)
-    warn_if_not_converged(solved, qp, tol, what)
-    return solved

@@ -14,11 +14,13 @@ from lrrn import bounds
 from lrrn.bounds import LipschitzBound
 from lrrn.constraints import ConstraintSpec, Interval, interval
 from lrrn.energy import LiftedEnergy
-from lrrn.implicit import SolveOptions, minimiser
-from lrrn.qp import DEFAULT_TOL, BoxQP
+from lrrn.implicit import minimiser
+from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution
 from lrrn.solution import Solution, warn_if_not_converged
 from lrrn.solvers import solve
 
+AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
+"""How far the differentiable passes go while they make progress, unless ``tol`` is set."""
 FLOAT32_FLOOR = 4e-6
 """A tolerance below this asks for more than float32 can resolve, and inference works in float64."""
 
@@ -101,6 +103,8 @@ class LRRN(nn.Module):
         self.W = nn.ParameterList([_initial_weight(shape, init, generator).to(like) for shape in shapes])
         self.b = nn.ParameterList([like.new_zeros(rows) if bias else None for rows, _ in shapes])
         self.c = nn.ParameterList([like.new_zeros(columns) if reconstruction_bias else None for _, columns in shapes])
+        self._has_b, self._has_c = bias, reconstruction_bias
+        self.report: Callable[[QPSolution, BoxQP, float, str], None] = warn_if_not_converged
         self._frozen: tuple[list[Tensor], dict[torch.dtype, LiftedEnergy]] | None = None
 
     # --- prediction ---------------------------------------------------------------------------------------------------
@@ -120,12 +124,47 @@ class LRRN(nn.Module):
         flat = x.reshape(-1, x.shape[-1]) if x.dim() > 0 else x
         self._check_input(flat)
         with torch.autocast(x.device.type, enabled=False):
-            dtype = self._solve_dtype(x)
-            flat = flat.to(dtype)
-            parameters = [p.to(dtype) for p in self._flat_parameters()]
-            z = minimiser(self._energy_of, SolveOptions(self.solver, self.tol, self.max_sweeps), flat, parameters)
-            output = self._energy_of(parameters).activations(flat, z)[-1]
+            wide = flat.to(self._solve_dtype(x))
+            output = self.read_out(wide, self.minimise(wide))
         return output.to(x.dtype).reshape(*x.shape[:-1], self.sizes[-1])
+
+    def minimise(self, x: Tensor, start: Tensor | None = None) -> Tensor:
+        """Return the stacked minimiser of the free phase, differentiable once; :meth:`read_out` turns it into the prediction.
+
+        Parameters
+        ----------
+        x : float32 or float64 Tensor of shape (n, d_0)
+        start : Tensor of shape (n, dim), optional
+            Stacked activations to start from, such as an earlier result.
+
+        Returns
+        -------
+        Tensor of shape (n, dim)
+            z_1, ..., z_L side by side, an eliminated output left out.
+        """
+        parameters = [p.to(x.dtype) for p in self.flat_parameters()]
+        return minimiser(self._energy_of, self.solve_phase, x, parameters, start)
+
+    def read_out(self, x: Tensor, z: Tensor) -> Tensor:
+        """Return the output, of shape (n, d_L), that belongs to a stacked minimiser; differentiable."""
+        return self._energy_of([p.to(x.dtype) for p in self.flat_parameters()]).activations(x, z)[-1]
+
+    def solve_phase(self, qp: BoxQP, what: str, start: Tensor | None = None) -> QPSolution:
+        """Solve a phase as this network is set to (``solver``, ``tol``, ``max_sweeps``) and report it to ``report``.
+
+        Parameters
+        ----------
+        qp : BoxQP
+            Free, clamped, nudged or adjoint.
+        what : str
+            Its name in reports.
+        start : Tensor of shape (n, dim), optional
+        """
+        tol = DEFAULT_TOL[qp.q.dtype] if self.tol is None else self.tol
+        aim = AIM[qp.q.dtype] if self.tol is None else self.tol
+        solved = solve(qp, solver=self.solver, tol=tol, aim=aim, max_sweeps=self.max_sweeps, start=start)
+        self.report(solved, qp, tol, what)
+        return solved
 
     @torch.no_grad()
     def infer(
@@ -173,7 +212,7 @@ class LRRN(nn.Module):
                 y = self._check_target(y, x)
             qp = energy.free(x) if y is None else energy.clamped(x, y)
             solved = solve(qp, solver=solver, tol=tol, max_sweeps=max_sweeps, start=_stacked(start, qp))
-            warn_if_not_converged(solved, qp, tol or DEFAULT_TOL[dtype], "free phase" if y is None else "clamped phase")
+            self.report(solved, qp, tol or DEFAULT_TOL[dtype], "free phase" if y is None else "clamped phase")
             hidden = list(solved.z.split(qp.hessian.sizes, dim=-1)) if qp.dim else []
             activations = energy.activations(x, solved.z) if y is None else [*hidden, y]
             return Solution(
@@ -210,7 +249,7 @@ class LRRN(nn.Module):
             raise ValueError("give either activations z or a target y to clamp to, not both")
         self._check_input(x)
         dtype = self._solve_dtype(x)
-        energy = self._energy_of([p.to(dtype) for p in self._flat_parameters()])
+        energy = self._energy_of([p.to(dtype) for p in self.flat_parameters()])
         return energy.value(x.to(dtype), [block.to(dtype) for block in z])
 
     def lipschitz(self, method: str = "auto") -> LipschitzBound:
@@ -239,20 +278,31 @@ class LRRN(nn.Module):
 
     # --- the energy of the present parameters -------------------------------------------------------------------------
 
-    def _flat_parameters(self) -> list[Tensor]:
-        """W, then b, then c, without those switched off."""
-        return [p for group in (self.W, self.b, self.c) for p in group if p is not None]
+    def flat_parameters(self) -> list[Tensor]:
+        """Return W, then b, then c, without those switched off."""
+        return [p for group in self._groups() for p in group if p is not None]
+
+    def _groups(self) -> tuple[tuple[Tensor | None, ...], ...]:
+        """Return W, b and c as tuples; reading them off the lists one by one would cost more than a small solve."""
+        none = (None,) * len(self.W)
+        return tuple(tuple(group._parameters.values()) or none for group in (self.W, self.b, self.c))
 
     def _energy_of(self, parameters: Sequence[Tensor]) -> LiftedEnergy:
-        """Build the energy of a flat list of parameters, as :meth:`_flat_parameters` orders them."""
-        rest = iter(parameters)
-        groups = [tuple(None if p is None else next(rest) for p in group) for group in (self.W, self.b, self.c)]
-        weights = tuple(w for w in groups[0] if w is not None)
-        return LiftedEnergy(weights, groups[1], groups[2], self.beta, self.gamma, self.intervals)
+        """Build the energy of a flat list of parameters, as :meth:`flat_parameters` orders them."""
+        n = len(self.sizes) - 1
+        none = (None,) * n
+        weights, rest = tuple(parameters[:n]), parameters[n:]
+        b = tuple(rest[:n]) if self._has_b else none
+        c = tuple(rest[-n:]) if self._has_c else none
+        return LiftedEnergy(weights, b, c, self.beta, self.gamma, self.intervals)
+
+    def energy_now(self) -> LiftedEnergy:
+        """Return the energy of the present parameters, detached but not copied: good until they change."""
+        return self._energy_of([p.detach() for p in self.flat_parameters()])
 
     def energy_snapshot(self, dtype: torch.dtype) -> LiftedEnergy:
         """Return the energy of a copy of the parameters; Hessian and eigenvalue bound are reused while they stay equal."""
-        now = [p.detach() for p in self._flat_parameters()]
+        now = [p.detach() for p in self.flat_parameters()]
         if self._frozen is None or not _same(self._frozen[0], now):
             self._frozen = ([p.clone() for p in now], {})
         copies, energies = self._frozen
@@ -264,8 +314,8 @@ class LRRN(nn.Module):
         return torch.promote_types(torch.promote_types(x.dtype, self.W[0].dtype), torch.float32)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the reusable copies out of pickles and deep copies."""
-        return {**self.__dict__, "_frozen": None}
+        """Leave the reusable copies and a passing observer out of pickles and deep copies."""
+        return {**self.__dict__, "_frozen": None, "report": warn_if_not_converged}
 
     # --- checks -------------------------------------------------------------------------------------------------------
 

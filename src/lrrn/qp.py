@@ -169,6 +169,8 @@ class QPSolution:
     ----------
     z : Tensor of shape (n, dim)
         Feasible points.
+    gradient : Tensor of shape (n, dim)
+        ``H z - q`` there.
     residual : Tensor of shape (n,)
         Euclidean norm of the KKT residual, recomputed from ``z`` in the dtype of the solve.
     n_sweeps : int64 Tensor of shape (n,)
@@ -180,6 +182,7 @@ class QPSolution:
     """
 
     z: Tensor
+    gradient: Tensor
     residual: Tensor
     n_sweeps: Tensor
     status: Tensor
@@ -189,3 +192,13 @@ class QPSolution:
     def converged(self) -> Tensor:
         """Whether each sample converged, of shape (n,)."""
         return self.status == int(Status.CONVERGED)
+
+    def value(self, qp: BoxQP) -> Tensor:
+        """1/2 z^T H z - q^T z per sample, of shape (n,), for the problem this is the solution of."""
+        return 0.5 * (self.z * (self.gradient - qp.q)).sum(-1)
+
+    def take(self, rows: Tensor) -> QPSolution:
+        """Return the part of the given row indices."""
+        return QPSolution(
+            self.z[rows], self.gradient[rows], self.residual[rows], self.n_sweeps[rows], self.status[rows], self.solvers
+        )

@@ -52,7 +52,7 @@ def smallest_eigenvalue(h: BlockTridiagonal, error: float = 0.0) -> float:
     float
         The bound; 0.0 where no positive one could be proven, and then nothing can be certified.
     """
-    estimate = _estimate_smallest(h)
+    estimate = estimate_smallest(h)
     candidate = estimate * (1 - 1e-6) - 2 * cholesky_margin(h, estimate, error)
     while candidate > EPS * estimate > 0:
         if is_positive_definite(h, -candidate, error):
@@ -64,7 +64,7 @@ def smallest_eigenvalue(h: BlockTridiagonal, error: float = 0.0) -> float:
 def largest_eigenvalue(h: BlockTridiagonal, error: float = 0.0) -> float:
     """Return a proven upper bound on the largest eigenvalue of a symmetric float64 matrix, known up to ``error``."""
     ceiling = float(h.row_sums().max()) * (1 + 8 * h.dim * EPS) + error
-    estimate = _estimate_largest(h)
+    estimate = estimate_largest(h)
     candidate = estimate * (1 + 1e-6) + 2 * cholesky_margin(h, estimate, error)
     negated = h.negated()
     while candidate < ceiling:
@@ -85,7 +85,8 @@ def spectral_norm(w: Tensor) -> float:
     return math.sqrt(largest_eigenvalue(BlockTridiagonal((thin @ thin.mT,), ()), error)) * (1 + 4 * EPS)
 
 
-def _estimate_smallest(h: BlockTridiagonal) -> float:
+def estimate_smallest(h: BlockTridiagonal) -> float:
+    """Estimate the smallest eigenvalue of a positive definite matrix; no bound of any kind."""
     if h.dim <= DENSE_LIMIT:
         return float(torch.linalg.eigvalsh(h.dense())[0])
     factor = h.cholesky()
@@ -97,7 +98,8 @@ def _estimate_smallest(h: BlockTridiagonal) -> float:
     return float(torch.linalg.eigvalsh(basis.mT @ h.matmul(basis.mT.contiguous()).mT)[0])
 
 
-def _estimate_largest(h: BlockTridiagonal) -> float:
+def estimate_largest(h: BlockTridiagonal) -> float:
+    """Estimate the largest eigenvalue; no bound of any kind."""
     if h.dim <= DENSE_LIMIT:
         return float(torch.linalg.eigvalsh(h.dense())[-1])
     basis = _start_basis(h)

@@ -15,8 +15,8 @@ from lrrn.qp import BoxQP
 from lrrn.solvers.base import once_per_hessian
 from lrrn.threads import over_rows
 
-MIN_ROWS = 32
-"""Samples below which a second thread does not pay."""
+THREAD_WORK = 2**22
+"""Multiply-adds of a sweep below which a second thread does not pay."""
 LANES = 16
 """Samples the kernel works on side by side: one vector of float32, two of float64."""
 
@@ -46,6 +46,7 @@ class CoordinateDescent:
 class _Descent:
     def __init__(self, packed: _Packed) -> None:
         self._packed = packed
+        self._min_rows = max(LANES, THREAD_WORK // packed.panels.size)
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         from lrrn.solvers._cd_numba import descend
@@ -71,7 +72,7 @@ class _Descent:
                 counts[rows],
             )
 
-        over_rows(work, qp.n_samples, MIN_ROWS)
+        over_rows(work, qp.n_samples, self._min_rows)
         return used
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +88,7 @@ class _Descent:
             bound_rows = rows if lo.shape[0] > 1 else slice(0, 1)
             residuals(*self._packed, LANES, lo[bound_rows], hi[bound_rows], q[rows], points[rows], gradients[rows], norms[rows])
 
-        over_rows(work, qp.n_samples, 4 * MIN_ROWS)
+        over_rows(work, qp.n_samples, self._min_rows)
         return g, torch.from_numpy(norms)
 
     def keep(self, rows: Tensor) -> None:

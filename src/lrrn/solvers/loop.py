@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution, Status, kkt_residual, row_norms
-from lrrn.solvers.base import SOLVERS, Solver
+from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution, Status
+from lrrn.solvers.base import SOLVERS, Solver, Stepper
 
 logger = logging.getLogger("lrrn.solvers")
 
@@ -53,11 +53,11 @@ def solve(
     if max_sweeps < 1:
         raise ValueError(f"max_sweeps must be at least 1; got {max_sweeps}")
     stages = plan(solver, qp)
-    z, g = _cold_start(qp) if start is None else _warm_start(qp, start)
+    z = _cold_start(qp) if start is None else qp.project(start.to(qp.q)).contiguous()
     if qp.dim == 0 or qp.n_samples == 0:
         nothing = torch.zeros(qp.n_samples, dtype=torch.int64, device=qp.q.device)
-        return QPSolution(z, nothing.to(torch.float64), nothing, nothing, ())
-    run = _Run(qp, z, g, tol, tol if aim is None else min(aim, tol), max_sweeps)
+        return QPSolution(z, -qp.q, nothing.to(torch.float64), nothing, nothing, ())
+    run = _Run(qp, z, stages[0].begin(qp), tol, tol if aim is None else min(aim, tol), max_sweeps)
     for index, stage in enumerate(stages):
         following = stages[index + 1] if index + 1 < len(stages) else None
         if not run.through(stage, following):
@@ -79,28 +79,22 @@ def plan(solver: str, qp: BoxQP) -> list[Solver]:
     return [SOLVERS[solver]]
 
 
-def _cold_start(qp: BoxQP) -> tuple[Tensor, Tensor]:
-    """Zero, projected onto the box, and the gradient there; one row serves all samples where the bounds are shared."""
+def _cold_start(qp: BoxQP) -> Tensor:
+    """Zero, projected onto the box."""
     z = torch.zeros_like(qp.lo).clamp_(qp.lo, qp.hi)
-    g = qp.hessian.matmul(z) - qp.q if bool(z.any()) else -qp.q
-    return z.repeat(qp.n_samples, 1) if z.shape[0] != qp.n_samples else z, g
-
-
-def _warm_start(qp: BoxQP, start: Tensor) -> tuple[Tensor, Tensor]:
-    # projecting makes a new tensor, so the caller's is never written to
-    z = qp.project(start.to(qp.q)).contiguous()
-    return z, qp.gradient(z)
+    return z if z.shape[0] == qp.n_samples else z.repeat(qp.n_samples, 1)
 
 
 class _Run:
     """The state of one solve: full-size results, and the rows still open."""
 
-    def __init__(self, qp: BoxQP, z: Tensor, g: Tensor, tol: float, aim: float, max_sweeps: int) -> None:
+    def __init__(self, qp: BoxQP, z: Tensor, stepper: Stepper, tol: float, aim: float, max_sweeps: int) -> None:
         scale = qp.scale
-        self.qp, self.z, self.gradient, self.max_sweeps = qp, z, g, max_sweeps
+        self.qp, self.z, self.max_sweeps = qp, z, max_sweeps
         self.must = tol * scale
         self.want = self.must if aim == tol else aim * scale
-        self.residual = row_norms(kkt_residual(z, g, qp.lo, qp.hi))
+        self.first_stepper: Stepper | None = stepper
+        self.gradient, self.residual = stepper.check(qp, z)
         self.sweeps: Tensor | None = None
         self.stalled: Tensor | None = None
         self.spent = 0
@@ -114,20 +108,24 @@ class _Run:
             if self.stalled is not None:
                 status.masked_fill_(missed & self.stalled, int(Status.STALLED))
             status.masked_fill_(~self.residual.isfinite(), int(Status.NON_FINITE))
-        return QPSolution(self.z, self.residual, sweeps, status, tuple(self.used))
+        return QPSolution(self.z, self.gradient, self.residual, sweeps, status, tuple(self.used))
 
     def through(self, solver: Solver, following: Solver | None) -> bool:
         """Run one solver until every sample is done or handed over; return whether there is work for the next."""
         unfinished = (self.residual > self.want) & (self.residual < math.inf)
-        if self.spent >= self.max_sweeps or not bool(unfinished.any()):
+        count = int(unfinished.count_nonzero())
+        if self.spent >= self.max_sweeps or count == 0:
             return False
         self.used.append(solver.name)
         qp, z, g, best = self.qp, self.z, self.gradient, self.residual
-        rows = None if bool(unfinished.all()) else unfinished.nonzero().squeeze(1)
+        rows = None if count == len(z) else unfinished.nonzero().squeeze(1)
         if rows is not None:
             qp, z, g, best = qp.take(rows), z[rows], g[rows], best[rows]
+        stepper = solver.begin(qp) if self.first_stepper is None else self.first_stepper
+        if self.first_stepper is not None and rows is not None:
+            stepper.keep(rows)
+        self.first_stepper = None
         idle: Tensor | int = 0
-        stepper = solver.begin(qp)
         handed = 0
         while self.spent < self.max_sweeps:
             chunk = min(solver.chunk, self.max_sweeps - self.spent)

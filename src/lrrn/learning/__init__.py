@@ -1,0 +1,31 @@
+"""Learning: objectives, and the one loop that trains them all."""
+
+from lrrn.learning.monitor import DivergenceError
+from lrrn.learning.objectives import (
+    Batch,
+    ClassEnergy,
+    Contrastive,
+    CrossEntropy,
+    FreeEnergy,
+    Margin,
+    Objective,
+    SemiSupervised,
+    SquaredError,
+)
+from lrrn.learning.trainer import Data, Settings, Trainer
+
+__all__ = [
+    "Batch",
+    "ClassEnergy",
+    "Contrastive",
+    "CrossEntropy",
+    "Data",
+    "DivergenceError",
+    "FreeEnergy",
+    "Margin",
+    "Objective",
+    "SemiSupervised",
+    "Settings",
+    "SquaredError",
+    "Trainer",
+]

@@ -1,0 +1,114 @@
+"""Watching a training run: solves that fail, energies that blow up, Hessians that become ill conditioned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lrrn import verified
+from lrrn.network import LRRN
+from lrrn.qp import BoxQP, QPSolution
+
+
+class DivergenceError(ArithmeticError):
+    """Training cannot go on; the message names the epoch, the layer and what to change."""
+
+
+@final
+@dataclass
+class SolveCounts:
+    """Adds up what the solves of an epoch report; an observer for :attr:`LRRN.report`."""
+
+    samples: int = 0
+    sweeps: int = 0
+    missed: int = 0
+    missed_phase: str = ""
+
+    def __call__(self, solution: QPSolution, qp: BoxQP, tol: float, what: str) -> None:
+        """Count one solve."""
+        n = qp.n_samples
+        self.samples += n
+        if n == 0:
+            return
+        self.sweeps += int(solution.n_sweeps.sum())
+        missed = int(solution.status.count_nonzero())  # CONVERGED is 0
+        if missed:
+            self.missed += missed
+            self.missed_phase = what
+
+
+@torch.no_grad()
+def weight_norms(net: LRRN, vectors: list[Tensor], iterations: int) -> list[float]:
+    """Estimate every layer's spectral norm by power iteration, from below; ``vectors`` are kept between calls.
+
+    For monitoring and control only: a certificate never uses these.
+    """
+    norms = []
+    for w, v in zip(net.W, vectors, strict=True):
+        for _ in range(iterations):
+            u = w @ v
+            v.copy_(u @ w)
+            v.div_(torch.linalg.vector_norm(v).clamp_(min=1e-30))
+        norms.append(float(torch.linalg.vector_norm(w @ v)))
+    return norms
+
+
+def start_vectors(net: LRRN) -> list[Tensor]:
+    """Return fixed start vectors for :func:`weight_norms`, one a layer."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(w.shape[1], generator=generator).to(w) for w in net.W]
+
+
+def condition_number(net: LRRN) -> float:
+    """Estimate the condition number of the free phase's Hessian."""
+    energy = net.energy_now().to(torch.float64)
+    if energy.n_free == 0:
+        return 1.0
+    h = energy.free_hessian
+    if not all(bool(block.isfinite().all()) for block in h.diag):
+        return float("inf")
+    smallest = verified.estimate_smallest(h)
+    return verified.estimate_largest(h) / smallest if smallest > 0 else float("inf")
+
+
+def check_health(
+    net: LRRN, epoch: int, loss: float, counts: SolveCounts, condition: float, norms: list[float], max_unconverged: float
+) -> None:
+    """Raise :class:`DivergenceError` if training has gone astray.
+
+    Parameters
+    ----------
+    net : LRRN
+    epoch : int
+        Counted from 1, for the message.
+    loss : float
+        Mean loss of the epoch.
+    counts : SolveCounts
+        What the epoch's solves reported.
+    condition : float
+        Condition number of H.
+    norms : list of float
+        Spectral norms of the weights.
+    max_unconverged : float
+        Share of solves that may miss the tolerance.
+    """
+    worst = max(range(len(norms)), key=lambda k: norms[k] if norms[k] == norms[k] else float("inf"))
+    layer = f"layer {worst} has weights of spectral norm {norms[worst]:.3g}"
+    if loss != loss or loss in (float("inf"), float("-inf")):
+        raise DivergenceError(
+            f"the loss became non-finite in epoch {epoch}; {layer}. Lower learning_rate, or scale the inputs to about [0, 1]"
+        )
+    limit = 0.1 / torch.finfo(net.W[0].dtype).eps
+    if not condition < limit:
+        raise DivergenceError(
+            f"the Hessian's condition number reached {condition:.1e} in epoch {epoch}, beyond what {net.W[0].dtype} can solve; "
+            f"{layer}. Set max_weight_norm or decoupled_weight_decay, lower learning_rate, or train in float64"
+        )
+    if counts.missed > max_unconverged * max(counts.samples, 1):
+        raise DivergenceError(
+            f"in epoch {epoch}, {counts.missed} of {counts.samples} solves did not converge (last: {counts.missed_phase}); "
+            f"{layer}. Set max_weight_norm or decoupled_weight_decay, lower learning_rate, or raise max_sweeps"
+        )

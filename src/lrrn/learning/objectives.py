@@ -1,0 +1,295 @@
+"""What a network is trained for: small callables from a network and a batch to a loss per sample.
+
+The energy objectives rest on the envelope theorem: their gradient is that of energies at fixed activations. The others
+differentiate the prediction through the implicit gradient. Any callable of the same form is an objective.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from lrrn.derivatives import Phase, energy_gradients
+from lrrn.energy import LiftedEnergy
+from lrrn.network import LRRN
+from lrrn.qp import BoxQP, QPSolution
+
+
+@dataclass
+class Batch:
+    """What an objective sees of some samples.
+
+    Attributes
+    ----------
+    x : Tensor of shape (n, d_0)
+        Inputs.
+    target : Tensor of shape (n, d_L) or None
+        Target vectors: one-hot labels, or the values to regress. Rows without a label are zero.
+    label : int64 Tensor of shape (n,) or None
+        Class numbers, -1 for "not labelled".
+    start : Tensor of shape (n, dim) or None
+        Stacked activations of the free phase to start from.
+    activations : Tensor of shape (n, dim) or None
+        Set by the objective: the stacked activations of the free phase it found.
+    """
+
+    x: Tensor
+    target: Tensor | None = None
+    label: Tensor | None = None
+    start: Tensor | None = None
+    activations: Tensor | None = field(default=None, repr=False)
+
+
+class Objective(Protocol):
+    """A loss. It may also have a method ``project(net)``, called before training and after every step."""
+
+    def __call__(self, net: LRRN, batch: Batch) -> Tensor:
+        """Return the loss of each sample, of shape (n,), differentiable in the parameters."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class EnergyTerm:
+    """A signed sum of energies at fixed activations, per sample, with its value already known.
+
+    Parameters
+    ----------
+    energy : LiftedEnergy
+    x : Tensor of shape (n, d_0)
+    value : Tensor of shape (n,)
+        The sum.
+    phases : list of (sign, blocks)
+        Activations and the factor of their energy.
+    rows : Tensor, optional
+        The samples of the batch it is about; all of them if not given.
+    """
+
+    energy: LiftedEnergy
+    x: Tensor
+    value: Tensor
+    phases: list[tuple[float, list[Tensor]]]
+    rows: Tensor | None = None
+
+    def gradients(self, weight: Tensor) -> list[Tensor]:
+        """Return the derivatives of the weighted sum over samples, for ``weight`` of shape (n,)."""
+        column = weight[:, None] if self.rows is None else weight[self.rows, None]
+        balanced = sum(sign for sign, _ in self.phases) == 0
+        phases = [Phase(blocks, column if sign == 1 else sign * column) for sign, blocks in self.phases]
+        return energy_gradients(self.energy, self.x, phases, balanced).flat()
+
+
+class EnergyObjective(ABC):
+    """An objective made of energies at fixed activations: the envelope theorem makes their derivatives its own.
+
+    Calling it gives losses for autograd; the trainer takes :meth:`terms` directly, which saves half of a small step.
+    """
+
+    @abstractmethod
+    def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
+        """Infer what is needed and return the energies to add up."""
+
+    def __call__(self, net: LRRN, batch: Batch) -> Tensor:
+        """Return the loss of each sample, differentiable in the parameters."""
+        return _FixedEnergies.apply(self.terms(net, batch), batch.x, *net.flat_parameters())
+
+
+def total(terms: Sequence[EnergyTerm], n: int) -> Tensor:
+    """Add up the values of terms per sample, of shape (n,)."""
+    losses = terms[0].value if terms[0].rows is None else terms[0].value.new_zeros(n)
+    for term in terms[1:] if terms[0].rows is None else terms:
+        losses = losses + term.value if term.rows is None else losses.index_add(0, term.rows, term.value)
+    return losses
+
+
+def total_gradients(terms: Sequence[EnergyTerm], weight: Tensor) -> list[Tensor]:
+    """Add up the derivatives of terms, each sample counted with its weight."""
+    gradients = terms[0].gradients(weight)
+    for term in terms[1:]:
+        gradients = [a + b for a, b in zip(gradients, term.gradients(weight), strict=True)]
+    return gradients
+
+
+@final
+class _FixedEnergies(torch.autograd.Function):
+    """Known values, and the closed-form derivatives that belong to them."""
+
+    @staticmethod
+    def forward(ctx: Any, terms: Sequence[EnergyTerm], x: Tensor, *_: Tensor) -> Tensor:
+        ctx.terms = terms
+        return total(terms, len(x)).clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *total_gradients(ctx.terms, grad_outputs[0])
+
+
+@final
+class FreeEnergy(EnergyObjective):
+    """The paper's unsupervised loss (eq. unsupervised): E(z*(x); x)."""
+
+    def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
+        """Infer the free phase."""
+        energy = net.energy_now()
+        return [_free_term(energy, batch.x, _free(net, energy, batch)[1], 1.0)]
+
+
+@final
+class ClassEnergy(EnergyObjective):
+    """The paper's class-specific loss (eq. class_specific): E(zhat(x, y); x), predicted by the label of least energy."""
+
+    def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
+        """Infer the clamped phase."""
+        energy, target = net.energy_now(), _needed(batch.target)
+        start = None if batch.start is None else batch.start[:, : sum(energy.sizes[1:-1])]
+        clamped = net.solve_phase(energy.clamped(batch.x, target), "clamped phase", start)
+        blocks = _clamped_blocks(energy, clamped.z, target)
+        return [EnergyTerm(energy, batch.x, energy.value(batch.x, blocks), [(1.0, blocks)])]
+
+
+@final
+class Contrastive(EnergyObjective):
+    """The paper's supervised loss (eq. contrastive): E(zhat(x, y); x) - E(z*(x); x)."""
+
+    def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
+        """Infer the free phase, then the clamped phase from there."""
+        energy = net.energy_now()
+        qp, free = _free(net, energy, batch)
+        return [_gap_term(net, energy, batch.x, _needed(batch.target), qp, free)]
+
+
+@final
+@dataclass(frozen=True)
+class SemiSupervised(EnergyObjective):
+    """Contrastive on labelled samples plus ``weight`` times the free energy on all.
+
+    Parameters
+    ----------
+    weight : float, default=0.1
+        lambda, the weight of the free energy.
+    """
+
+    weight: float = 0.1
+
+    def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
+        """Infer the free phase of all samples, and the clamped phase of those whose label is not -1."""
+        energy = net.energy_now()
+        qp, free = _free(net, energy, batch)
+        terms = [_free_term(energy, batch.x, free, self.weight)]
+        rows = (_needed(batch.label) >= 0).nonzero().squeeze(1)
+        if rows.numel() > 0:
+            target = _needed(batch.target)[rows]
+            gap = _gap_term(net, energy, batch.x[rows], target, qp.take(rows), free.take(rows))
+            terms.append(replace(gap, rows=rows))
+        return terms
+
+
+@final
+@dataclass(frozen=True)
+class Margin:
+    """Cross-entropy that asks for a margin, on an output layer with unit-norm rows: what certified radii are made of.
+
+    The loss is T * CE((y - m onehot) / T). Rows of norm one keep the margin from growing with the output weights.
+
+    Parameters
+    ----------
+    margin : float, default=1.0
+        m, by how much the right score should lead.
+    temperature : float, default=0.25
+        T, how soft the loss is.
+    """
+
+    margin: float = 1.0
+    temperature: float = 0.25
+
+    def __call__(self, net: LRRN, batch: Batch) -> Tensor:
+        """Predict through the implicit gradient and return the loss."""
+        scores = _scores(net, batch) - self.margin * _needed(batch.target)
+        return self.temperature * functional.cross_entropy(scores / self.temperature, _needed(batch.label), reduction="none")
+
+    @torch.no_grad()
+    def project(self, net: LRRN) -> None:
+        """Give every row of the output weights norm one."""
+        w = net.W[-1]
+        w.div_(torch.linalg.vector_norm(w, dim=1, keepdim=True).clamp_(min=torch.finfo(w.dtype).tiny))
+
+
+@final
+class CrossEntropy:
+    """Cross-entropy of the scores, through the implicit gradient."""
+
+    def __call__(self, net: LRRN, batch: Batch) -> Tensor:
+        """Predict and return the loss."""
+        return functional.cross_entropy(_scores(net, batch), _needed(batch.label), reduction="none")
+
+
+@final
+class SquaredError:
+    """Half the squared distance of the prediction from the target, through the implicit gradient."""
+
+    def __call__(self, net: LRRN, batch: Batch) -> Tensor:
+        """Predict and return the loss."""
+        return 0.5 * (_scores(net, batch) - _needed(batch.target)).square().sum(-1)
+
+
+def _scores(net: LRRN, batch: Batch) -> Tensor:
+    z = net.minimise(batch.x, batch.start)
+    batch.activations = z.detach()
+    return net.read_out(batch.x, z)
+
+
+def _free(net: LRRN, energy: LiftedEnergy, batch: Batch) -> tuple[BoxQP, QPSolution]:
+    qp = energy.free(batch.x)
+    free = net.solve_phase(qp, "free phase", batch.start)
+    batch.activations = free.z
+    return qp, free
+
+
+def _free_term(energy: LiftedEnergy, x: Tensor, free: QPSolution, weight: float) -> EnergyTerm:
+    blocks = energy.activations(x, free.z)
+    return EnergyTerm(energy, x, weight * energy.value(x, blocks), [(weight, blocks[: energy.n_free])])
+
+
+def _gap_term(net: LRRN, energy: LiftedEnergy, x: Tensor, target: Tensor, qp: BoxQP, free: QPSolution) -> EnergyTerm:
+    """E(zhat) - E(z*), given the free phase and its solution."""
+    clamped_qp = energy.clamp(qp, target)
+    clamped = net.solve_phase(clamped_qp, "clamped phase", free.z[:, : clamped_qp.dim])
+    up = _clamped_blocks(energy, clamped.z, target)
+    down = list(free.z.split(energy.free_sizes, dim=-1)) if energy.n_free else []
+    if energy.n_layers == 1:
+        value = energy.value(x, up) - energy.value(x, energy.activations(x, free.z))
+    else:
+        value = clamped.value(clamped_qp) - free.value(qp) + _constant(energy, target)
+    return EnergyTerm(energy, x, value, [(1.0, up), (-1.0, down)])
+
+
+def _constant(energy: LiftedEnergy, target: Tensor) -> Tensor:
+    """E(0, ..., 0, y) - E(0, ..., 0): the constants of the two phases differ in the last layer only."""
+    a, beta = energy.discounts[-1], energy.beta[-1]
+    w, b, c = energy.weights[-1], energy.b[-1], energy.c[-1]
+    constant = 0.5 * a * (target if b is None else target - b).square().sum(-1)
+    if beta:
+        constant += 0.5 * a * beta * (target @ w if c is None else target @ w - c).square().sum(-1)
+    if not energy.eliminated:
+        constant -= 0.5 * a * (0.0 if b is None else float(b.square().sum()))
+        constant -= 0.5 * a * beta * (0.0 if c is None else float(c.square().sum()))
+    return constant
+
+
+def _clamped_blocks(energy: LiftedEnergy, z: Tensor, target: Tensor) -> list[Tensor]:
+    hidden = energy.sizes[1:-1]
+    return [*(z.split(hidden, dim=-1) if hidden else ()), target]
+
+
+def _needed(value: Tensor | None) -> Tensor:
+    if value is None:
+        raise ValueError("this objective needs targets y, and none were given")
+    return value

@@ -1,0 +1,434 @@
+"""The one training loop: batches, optimiser, schedule, callbacks, checkpoints, divergence, progress."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from lrrn import storage
+from lrrn.learning import checkpoint
+from lrrn.learning.checkpoint import Position
+from lrrn.learning.monitor import SolveCounts, check_health, condition_number, start_vectors, weight_norms
+from lrrn.learning.objectives import Batch, EnergyObjective, Objective, total, total_gradients
+from lrrn.learning.progress import JsonLines, ProgressBar
+from lrrn.learning.schedules import schedule
+from lrrn.network import LRRN
+from lrrn.qp import DEFAULT_TOL
+from lrrn.threads import blas_threads
+
+logger = logging.getLogger("lrrn.learning")
+
+Callback = Callable[["Trainer", dict[str, Any]], bool | None]
+"""Called after each epoch with the trainer and the epoch's record; returning True ends training."""
+
+
+@final
+@dataclass(frozen=True)
+class Data:
+    """What to learn from, all on one device.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d_0)
+    target : Tensor of shape (n, d_L), optional
+        One-hot labels or values to regress.
+    label : int64 Tensor of shape (n,), optional
+        Class numbers, -1 for "not labelled".
+    weight : Tensor of shape (n,), optional
+        Sample weights; they are used as given, so let them average one.
+    """
+
+    x: Tensor
+    target: Tensor | None = None
+    label: Tensor | None = None
+    weight: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@final
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Parameters
+    ----------
+    optimizer : {"sgd", "adam", "adamw"}, default="sgd"
+    learning_rate : float, default=0.4
+    schedule : {None, "one_cycle", "cosine"}, default=None
+    batch_size : int, default=10
+    epochs : int, default=100
+    weight_decay : float, default=0.0
+        lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
+    decoupled_weight_decay : float, default=0.0
+        AdamW's, on all weights (not on biases).
+    max_weight_norm : float, optional
+        Cap on the spectral norm of the hidden weights, which keeps H well conditioned.
+    tol : float, optional
+        Tolerance of the solves; the default of the dtype if not given.
+    max_sweeps : int, default=1000
+    reuse_activations : bool, default=False
+        Start every solve from the sample's activations in the previous epoch.
+    patience : int, optional
+        With a validation score: stop after this many epochs without a new best, and return to the best.
+    max_unconverged : float, default=0.01
+        Share of an epoch's solves that may miss the tolerance before training stops with an error.
+    seed : int, default=0
+        Seeds the order of the samples.
+    """
+
+    optimizer: str = "sgd"
+    learning_rate: float = 0.4
+    schedule: str | None = None
+    batch_size: int = 10
+    epochs: int = 100
+    weight_decay: float = 0.0
+    decoupled_weight_decay: float = 0.0
+    max_weight_norm: float | None = None
+    tol: float | None = None
+    max_sweeps: int = 1000
+    reuse_activations: bool = False
+    patience: int | None = None
+    max_unconverged: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive = {"learning_rate": self.learning_rate, "batch_size": self.batch_size, "epochs": self.epochs}
+        for name, value in positive.items():
+            if not value > 0:
+                raise ValueError(f"{name} must be positive; got {value}")
+        for name in ("weight_decay", "decoupled_weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
+        if self.max_weight_norm is not None and not self.max_weight_norm > 0:
+            raise ValueError(f"max_weight_norm must be positive or None; got {self.max_weight_norm}")
+        if self.optimizer not in ("sgd", "adam", "adamw"):
+            raise ValueError(f"unknown optimizer {self.optimizer!r}; use 'sgd', 'adam' or 'adamw'")
+        if self.decoupled_weight_decay and self.optimizer != "adamw":
+            raise ValueError(
+                f"decoupled_weight_decay belongs to optimizer='adamw'; got optimizer={self.optimizer!r}. "
+                "Use 'adamw', or weight_decay for the paper's penalty"
+            )
+        schedule(self.schedule)
+
+
+@final
+class Trainer:
+    """Trains a network in place.
+
+    Parameters
+    ----------
+    net : LRRN
+        The network.
+    objective : Objective
+        What to minimise.
+    settings : Settings
+        How.
+    stage : str, default="train"
+        Name of this run within a longer fit; checkpoints carry it.
+    callbacks : sequence of callables
+        Called after each epoch with the trainer and the epoch's record; one that returns True ends training.
+    checkpoint : path-like, optional
+        Where to keep the state of the run: after every epoch, every ``checkpoint_seconds`` and on Ctrl-C.
+    checkpoint_seconds : float, default=60
+        Time between checkpoints within an epoch.
+    log : path-like, optional
+        File for one JSON record an epoch.
+    verbose : bool, default=False
+        Show progress, if standard error is a terminal.
+    """
+
+    def __init__(
+        self,
+        net: LRRN,
+        objective: Objective,
+        settings: Settings,
+        *,
+        stage: str = "train",
+        callbacks: Sequence[Callback] = (),
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_seconds: float = 60.0,
+        log: str | os.PathLike[str] | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.net, self.objective, self.settings = net, objective, settings
+        self.callbacks, self.log, self.verbose = callbacks, log, verbose
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.checkpoint_seconds = checkpoint_seconds
+        self.position = Position(stage=stage)
+        self.optimizer = _optimizer(net, settings)
+        self._rate = schedule(settings.schedule)
+        self._vectors = start_vectors(net)
+        self._best = [p.detach().clone() for p in net.parameters()]
+        self._activations: Tensor | None = None
+        self._interrupted = False
+        for path in (self.checkpoint, log):
+            if path is not None:
+                storage.check_writable(path)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One record an epoch."""
+        return self.position.history
+
+    def fit(self, data: Data, validate: Callable[[LRRN], float] | None = None, resume: bool = False) -> list[dict[str, Any]]:
+        """Train to the last epoch, or until a callback or early stopping ends it.
+
+        Parameters
+        ----------
+        data : Data
+            What to learn from.
+        validate : callable, optional
+            From the network to a score, higher is better; called after each epoch.
+        resume : bool, default=False
+            Continue from the checkpoint if there is one.
+
+        Returns
+        -------
+        list of dict
+            The history: loss, learning rate, seconds, sweeps, condition number and weight norms of each epoch.
+        """
+        if len(data) == 0:
+            raise ValueError("there are no samples to learn from")
+        if self.settings.reuse_activations:
+            self._activations = data.x.new_zeros((len(data), sum(self.net.energy_now().free_sizes)))
+        identity = self._identity(data)
+        if resume and self.checkpoint is not None and self.checkpoint.is_file():
+            self.position = checkpoint.restore(self.checkpoint, identity, self._carried(), self.optimizer)
+            logger.info("resumed from %s after epoch %d, step %d", self.checkpoint, self.position.epoch, self.position.step)
+        else:
+            self._project()
+        total = self.settings.epochs * len(data)
+        done = self.position.epoch * len(data) + self.position.step * self.settings.batch_size
+        lines = JsonLines(self.log, self.history)
+        with blas_threads(1), self._observed() as counts, self._interruptible():
+            with ProgressBar(self.verbose, self.position.stage, total, done) as bar:
+                while self.position.epoch < self.settings.epochs:
+                    self._epoch(data, counts, bar, identity)
+                    if self._finish_epoch(data, counts, validate, bar, lines, identity):
+                        break
+        if validate is not None and self.settings.patience is not None:
+            self._return_to_best()
+        return self.history
+
+    # --- an epoch -----------------------------------------------------------------------------------------------------
+
+    def _epoch(self, data: Data, counts: SolveCounts, bar: ProgressBar, identity: dict[str, Any]) -> None:
+        position, settings = self.position, self.settings
+        self._began = time.perf_counter()
+        batches = self._order(len(data)).split(settings.batch_size)
+        counts.samples, counts.sweeps, counts.missed = position.samples, position.sweeps, position.missed
+        n_steps = len(batches)
+        saved = time.monotonic()
+        for rows in batches[position.step :]:
+            progress = (position.epoch * n_steps + position.step) / (settings.epochs * n_steps)
+            for group in self.optimizer.param_groups:
+                group["lr"] = settings.learning_rate * self._rate(progress)
+            loss = self._step(data, rows.to(data.x.device))
+            position.loss_sum += loss * len(rows)
+            position.weight_sum += len(rows)
+            position.step += 1
+            if loss != loss or loss in (float("inf"), float("-inf")):
+                norms = weight_norms(self.net, self._vectors, 20)
+                check_health(self.net, position.epoch + 1, loss, counts, 1.0, norms, settings.max_unconverged)
+            bar.advance(len(rows))
+            if self._interrupted or (self.checkpoint and time.monotonic() - saved > self.checkpoint_seconds):
+                position.samples, position.sweeps, position.missed = counts.samples, counts.sweeps, counts.missed
+                self._save(identity)
+                saved = time.monotonic()
+                if self._interrupted:
+                    raise KeyboardInterrupt
+        position.samples, position.sweeps, position.missed = counts.samples, counts.sweeps, counts.missed
+
+    def _step(self, data: Data, rows: Tensor) -> float:
+        """Take one optimiser step and return the batch's mean loss."""
+        batch = Batch(
+            data.x[rows],
+            None if data.target is None else data.target[rows],
+            None if data.label is None else data.label[rows],
+            None if self._activations is None else self._activations[rows],
+        )
+        weight = None if data.weight is None else data.weight[rows]
+        loss = self._descend(batch, weight)
+        if self.settings.weight_decay:
+            # lambda |W_{L-1}|_F^2
+            last, slope = self.net.W[-1], 2 * self.settings.weight_decay
+            last.grad = last.detach() * slope if last.grad is None else last.grad.add_(last.detach(), alpha=slope)
+        self.optimizer.step()
+        self._project()
+        if self._activations is not None and batch.activations is not None:
+            self._activations[rows] = batch.activations
+        return loss
+
+    def _descend(self, batch: Batch, weight: Tensor | None) -> float:
+        """Set the parameters' gradients and return the mean loss."""
+        n = len(batch.x)
+        if isinstance(self.objective, EnergyObjective):
+            with torch.no_grad():
+                terms = self.objective.terms(self.net, batch)
+                share = batch.x.new_full((n,), 1 / n) if weight is None else weight / n
+                gradients = total_gradients(terms, share)
+                for p, g in zip(self.net.flat_parameters(), gradients, strict=True):
+                    p.grad = g
+                return float(torch.dot(total(terms, n), share))
+        losses = self.objective(self.net, batch)
+        loss = losses.mean() if weight is None else (losses * weight).mean()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        return float(loss.detach())
+
+    def _project(self) -> None:
+        """Keep what must hold after every step: the objective's own constraint, and the cap on weight norms."""
+        project = getattr(self.objective, "project", None)
+        if project is not None:
+            project(self.net)
+        cap = self.settings.max_weight_norm
+        if cap is not None:
+            norms = weight_norms(self.net, self._vectors, 1)
+            with torch.no_grad():
+                for w, norm in zip(self.net.W[:-1], norms[:-1], strict=True):
+                    if norm > cap:
+                        w.mul_(cap / norm)
+
+    def _finish_epoch(
+        self,
+        data: Data,
+        counts: SolveCounts,
+        validate: Callable[[LRRN], float] | None,
+        bar: ProgressBar,
+        lines: JsonLines,
+        identity: dict[str, Any],
+    ) -> bool:
+        """Record the epoch, look after its health, and say whether training should end."""
+        position = self.position
+        loss = position.loss_sum / position.weight_sum
+        norms, condition = weight_norms(self.net, self._vectors, 20), condition_number(self.net)
+        check_health(self.net, position.epoch + 1, loss, counts, condition, norms, self.settings.max_unconverged)
+        seconds = time.perf_counter() - self._began
+        record: dict[str, Any] = {
+            "stage": position.stage,
+            "epoch": position.epoch + 1,
+            "loss": loss,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "seconds": seconds,
+            "samples_per_second": len(data) / seconds,
+            "sweeps": counts.sweeps / max(counts.samples, 1),
+            "unconverged": counts.missed,
+            "condition_number": condition,
+            "weight_norms": norms,
+        }
+        stop = False
+        if validate is not None:
+            score = float(validate(self.net))
+            record["validation_score"] = score
+            if position.best_score is None or score > position.best_score:
+                position.best_score, position.best_epoch = score, position.epoch + 1
+                with torch.no_grad():
+                    for best, p in zip(self._best, self.net.parameters(), strict=True):
+                        best.copy_(p)
+            patience = self.settings.patience
+            stop = patience is not None and position.epoch + 1 - position.best_epoch >= patience
+        position.history.append(record)
+        position.epoch, position.step = position.epoch + 1, 0
+        position.loss_sum = position.weight_sum = 0.0
+        position.samples = position.sweeps = position.missed = 0
+        lines.append(record)
+        bar.note(f"epoch {position.epoch}, loss {loss:.4g}, {record['samples_per_second']:.0f} samples/s")
+        logger.debug("epoch %d: loss %.4g, condition number %.3g", position.epoch, loss, condition)
+        for callback in self.callbacks:
+            stop = bool(callback(self, record)) or stop
+        self._save(identity)
+        return stop
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def _order(self, n: int) -> Tensor:
+        """Return the samples' order in the present epoch, a function of seed, stage and epoch only."""
+        stage = sum(ord(letter) for letter in self.position.stage)
+        seed = (self.settings.seed * 1_000_003 + self.position.epoch) * 1_000_003 + stage
+        return torch.randperm(n, generator=torch.Generator().manual_seed(seed % 2**63))
+
+    def _identity(self, data: Data) -> dict[str, Any]:
+        settings = {key: value for key, value in vars(self.settings).items() if key not in ("patience", "max_unconverged")}
+        return {
+            **settings,
+            "stage": self.position.stage,
+            "objective": repr(self.objective)
+            if hasattr(self.objective, "__dataclass_fields__")
+            else type(self.objective).__name__,
+            "network": self.net.extra_repr(),
+            "data": checkpoint.fingerprint(data.x, data.target, data.label, data.weight),
+        }
+
+    def _carried(self) -> dict[str, Sequence[Tensor]]:
+        return {
+            "parameter": [p.detach() for p in self.net.parameters()],
+            "best": self._best,
+            "vector": self._vectors,
+            "activations": [] if self._activations is None else [self._activations],
+        }
+
+    def _save(self, identity: dict[str, Any]) -> None:
+        if self.checkpoint is not None:
+            checkpoint.save(self.checkpoint, identity, self.position, self._carried(), self.optimizer)
+
+    @torch.no_grad()
+    def _return_to_best(self) -> None:
+        for p, best in zip(self.net.parameters(), self._best, strict=True):
+            p.copy_(best)
+
+    @contextmanager
+    def _observed(self) -> Iterator[SolveCounts]:
+        """Let the network's solves report to a counter, at the tolerance of the settings."""
+        net, counts = self.net, SolveCounts()
+        before = net.report, net.tol, net.max_sweeps
+        net.report, net.max_sweeps = counts, self.settings.max_sweeps
+        net.tol = DEFAULT_TOL[net.W[0].dtype] if self.settings.tol is None else self.settings.tol
+        try:
+            yield counts
+        finally:
+            net.report, net.tol, net.max_sweeps = before
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Turn the first Ctrl-C into a stop at the next step's end, after a checkpoint; the second one is immediate."""
+        if self.checkpoint is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+
+        def stop(*_: Any) -> None:
+            self._interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _optimizer(net: LRRN, settings: Settings) -> torch.optim.Optimizer:
+    weights, biases = list(net.W), [p for group in (net.b, net.c) for p in group if p is not None]
+    rate = settings.learning_rate
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD([*weights, *biases], lr=rate, fused=True)
+    if settings.optimizer == "adam":
+        return torch.optim.Adam([*weights, *biases], lr=rate, fused=True)
+    groups = [
+        {"params": weights, "weight_decay": settings.decoupled_weight_decay},
+        {"params": biases, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=rate, fused=True)
