@@ -150,8 +150,8 @@ MUTANTS = [
     Mutant(
         "error bound without the residual",
         "qp.py",
-        "(self.residual(feasible) + rounding) / mu",
-        "rounding / mu",
+        "(self.residual(feasible) + slack) / mu",
+        "slack / mu",
         "test_error_bound.py",
     ),
     Mutant("reuse a stale Hessian", "network.py", "not _same(self._frozen[0], now)", "False", "test_network.py"),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
+from lrrn.qp import RoundingCoefficients
 from oracles import PlainNetwork, exact, random_input, random_network, stacked
 
 # 0.1 and 0.3 are not representable: a float32 answer on such a bound is not on the float64 one
@@ -121,7 +122,7 @@ def test_distance_bound_wants_float64():
     net = random_network((4, 3, 2), dtype=torch.float32)
     qp = net.energy_snapshot(torch.float32).free(random_input(1, 4, dtype=torch.float32))
     with pytest.raises(TypeError, match="computed on a float64 problem"):
-        qp.distance_bound(qp.q, 1.0, 0.0, torch.zeros(1))
+        qp.distance_bound(qp.q, 1.0, RoundingCoefficients(0.0, 0.0, 0.0, 0.0), torch.zeros(1))
 
 
 def test_no_unknowns_no_error():

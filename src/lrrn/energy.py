@@ -19,7 +19,7 @@ from torch import Tensor
 from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
 from lrrn.constraints import Interval, bounds
-from lrrn.qp import BoxQP, row_norms
+from lrrn.qp import BoxQP, RoundingCoefficients, row_norms
 
 
 @final
@@ -194,11 +194,10 @@ class LiftedEnergy:
         y : float64 Tensor of shape (n, d_L), optional
         """
         qp = self.free(x) if y is None else self.clamped(x, y)
-        mu, h_error = self._free_audit if y is None else self._clamped_audit
-        size = self._linear_size + self.discounts[0] * (1 + self.beta[0]) * _norm(self.weights[0]) * row_norms(x)
-        if y is not None:
-            size = size + self.discounts[-1] * (1 + self.beta[-1]) * _norm(self.weights[-1]) * row_norms(y)
-        return qp.distance_bound(z, mu, h_error, self._rounding * size)
+        mu, rounding = self._free_audit if y is None else self._clamped_audit
+        # a clamped output enters q as the input does, through the last weights
+        size = row_norms(x) if y is None else row_norms(x) + row_norms(y)
+        return qp.distance_bound(z, mu, rounding, size)
 
     @property
     def free_mu(self) -> float:
@@ -210,21 +209,32 @@ class LiftedEnergy:
         """Proven lower bound on the smallest eigenvalue of :attr:`clamped_hessian`; for float64 energies."""
         return self._clamped_audit[0]
 
+    @property
+    def free_rounding(self) -> RoundingCoefficients:
+        """How far a free phase's residual, as computed in float64, can be from the true one."""
+        return self._free_audit[1]
+
     @cached_property
-    def _free_audit(self) -> tuple[float, float]:
+    def _free_audit(self) -> tuple[float, RoundingCoefficients]:
         return self._audit(self.free_hessian)
 
     @cached_property
-    def _clamped_audit(self) -> tuple[float, float]:
+    def _clamped_audit(self) -> tuple[float, RoundingCoefficients]:
         return self._audit(self.clamped_hessian)
 
-    def _audit(self, h: BlockTridiagonal) -> tuple[float, float]:
-        """Proven smallest eigenvalue of H, and a bound on the rounding made in building it."""
+    def _audit(self, h: BlockTridiagonal) -> tuple[float, RoundingCoefficients]:
+        """Proven smallest eigenvalue of H, and the rounding of residuals."""
         if not h.diag:
-            return torch.inf, 0.0
+            return torch.inf, RoundingCoefficients(0.0, 0.0, 0.0, 0.0)
         # the trace dominates every |W_k|_F^2 that entered, hence the rounding of each product
         error = self._rounding * float(h.diagonal.sum())
-        return verified.smallest_eigenvalue(h, error), error
+        # |fl(Hz - q) - (Hz - q)| <= gamma_{3d+2} (|H|_F |z| + |q|), plus the rounding of H and of q themselves
+        product = 4 * (3 * max(h.sizes) + 2) * torch.finfo(torch.float64).eps
+        reach = max(a * (1 + beta) * _norm(w) for a, beta, w in zip(self.discounts, self.beta, self.weights, strict=True))
+        rounding = RoundingCoefficients(
+            product * h.frobenius() + error, product, self._rounding * reach, self._rounding * self._linear_size
+        )
+        return verified.smallest_eigenvalue(h, error), rounding
 
     @property
     def _rounding(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ class BoxQP:
 
         return BoxQP(self.hessian, self.q[rows], pick(self.lo), pick(self.hi))
 
-    def distance_bound(self, z: Tensor, mu: float, h_error: float, q_error: Tensor) -> Tensor:
+    def distance_bound(self, z: Tensor, mu: float, rounding: RoundingCoefficients, x: Tensor) -> Tensor:
         """Return a proven bound on the distance from ``z`` to the minimiser, rounding included.
 
         Parameters
@@ -132,10 +132,10 @@ class BoxQP:
             Any point, in any float type. Entries that equal a bound rounded to that type count as on the bound.
         mu : float
             A proven lower bound on the smallest eigenvalue of H.
-        h_error : float
-            A proven bound on the rounding made while building H, in spectral norm.
-        q_error : Tensor of shape (n,)
-            The same for ``q``, in Euclidean norm.
+        rounding : RoundingCoefficients
+            How far the computed residual can be from the true one.
+        x : Tensor of shape (n,)
+            Norms of the data that ``q`` was computed from.
 
         Returns
         -------
@@ -147,17 +147,28 @@ class BoxQP:
             raise TypeError(f"error bounds are computed on a float64 problem; this one is {self.q.dtype}")
         if self.dim == 0:
             return self.q.new_zeros(self.n_samples)
+        if not mu > 0:
+            return self.q.new_full((self.n_samples,), torch.inf)
         given = z.to(torch.float64)
         feasible = torch.where(z == self.lo.to(z.dtype), self.lo, given)
         feasible = self.project(torch.where(z == self.hi.to(z.dtype), self.hi, feasible))
-        h = self.hessian
-        eps = torch.finfo(torch.float64).eps
-        size = row_norms(feasible)
-        # |fl(Hz - q) - (Hz - q)| <= gamma_{3d+2} (|H|_F |z| + |q|), plus the rounding of H and of q themselves
-        rounding = 4 * (3 * max(h.sizes, default=0) + 2) * eps * (h.frobenius() * size + row_norms(self.q))
-        rounding = rounding + h_error * size + q_error
-        bound = row_norms(feasible - given) + (self.residual(feasible) + rounding) / mu if mu > 0 else size + torch.inf
+        slack = rounding.total(row_norms(feasible), row_norms(self.q), x)
+        bound = row_norms(feasible - given) + (self.residual(feasible) + slack) / mu
         return torch.nan_to_num(bound * (1 + 1e-10), nan=torch.inf, posinf=torch.inf)
+
+
+@final
+class RoundingCoefficients(NamedTuple):
+    """A bound on the rounding of a residual computed in float64: per unit of |z|, |q| and |x|, and a constant."""
+
+    z: float
+    q: float
+    x: float
+    constant: float
+
+    def total(self, z: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        """Return the bound for given norms."""
+        return self.z * z + self.q * q + self.x * x + self.constant
 
 
 @final

@@ -1,0 +1,116 @@
+"""Proven Lipschitz constants of single outputs and of their differences, for every kind of output layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lrrn import bounds, verified
+from lrrn.network import LRRN
+
+_UP = 1 + 1e-12
+"""Covers the rounding of norms and products of a few float64 numbers."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class OutputConstants:
+    """Constants of the outputs y_i (shape (d_L,)) or of the differences y_i - y_j (shape (d_L, d_L)).
+
+    Attributes
+    ----------
+    rho : float64 Tensor
+        Lipschitz constants as functions of x.
+    error : float64 Tensor
+        Factors from the error of the solved activations to that of the output.
+    rounding : float64 Tensor
+        Factors from the size of the features to the rounding made in reading the output.
+    """
+
+    rho: Tensor
+    error: Tensor
+    rounding: Tensor
+
+
+def single_constants(net: LRRN) -> OutputConstants:
+    """Return the constants of every output."""
+    whole, features = float(bounds.spectral(list(net.W), net.beta)), _features(net, "spectral")
+    energy = net.energy_snapshot(torch.float64)
+    w = energy.weights[-1]
+    rho = w.new_full((len(w),), whole)
+    if net.beta[-1] == 0:
+        # clipping moves no output further than its affine image moves
+        rho = torch.minimum(rho, _lengths(w) * features)
+    elif net.intervals[-1].is_free:
+        rows, slack = linear_response(w, net.beta[-1])
+        rho = torch.minimum(rho, (_lengths(rows) + slack) * features)
+    error = _lengths(w) if energy.eliminated else torch.ones_like(rho)
+    return OutputConstants(rho * _UP, error * _UP, _read_out_rounding(net))
+
+
+def pair_constants(net: LRRN, method: str) -> OutputConstants:
+    """Return the constants of every difference of two outputs.
+
+    Parameters
+    ----------
+    net : LRRN
+    method : {"paper", "pairwise", "spectral"}
+        "paper" takes sqrt(2) times the paper's constant for every pair; "pairwise" and "spectral" treat pairs one by one, from
+        the paper's and from the spectral bound on the features.
+    """
+    whole = float((bounds.spectral if method == "spectral" else bounds.paper)(list(net.W), net.beta))
+    energy = net.energy_snapshot(torch.float64)
+    w, beta, free = energy.weights[-1], net.beta[-1], net.intervals[-1].is_free
+    rho = w.new_full((len(w), len(w)), math.sqrt(2) * whole)
+    if method != "paper":
+        features = _features(net, method)
+        if beta == 0:
+            pairs = _distances(w)
+            if not free:
+                # clipping may undo one of the two moves, but the difference moves no more than either of them or both
+                pairs = torch.maximum(pairs, torch.maximum(_lengths(w)[:, None], _lengths(w)))
+            rho = torch.minimum(rho, pairs * features)
+        elif free:
+            rows, slack = linear_response(w, beta)
+            rho = torch.minimum(rho, (_distances(rows) + slack) * features)
+    error = _distances(w) if energy.eliminated else torch.full_like(rho, math.sqrt(2))
+    rounding = _read_out_rounding(net)
+    return OutputConstants(rho * _UP, error * _UP, rounding[:, None] + rounding)
+
+
+def linear_response(w: Tensor, beta: float) -> tuple[Tensor, float]:
+    """Return A = (1 + beta) (I + beta W W^T)^-1 W, by which a free output follows its features, and a bound on row differences.
+
+    The error is bounded after the fact: M = I + beta W W^T has no eigenvalue below one, so |A - A'| <= |(1 + beta) W - M A'|.
+    """
+    system = torch.eye(len(w), dtype=w.dtype, device=w.device) + beta * (w @ w.mT)
+    rows = torch.linalg.solve(system, (1 + beta) * w)
+    left = float(torch.linalg.matrix_norm((1 + beta) * w - system @ rows))
+    size = float(torch.linalg.matrix_norm(system) * torch.linalg.matrix_norm(rows)) + (1 + beta) * float(w.norm())
+    return rows, 2 * (left + 8 * (max(w.shape) + 8) * verified.EPS * size)
+
+
+def _features(net: LRRN, method: str) -> float:
+    """Lipschitz constant of the features that the last layer reads."""
+    bound = bounds.spectral if method == "spectral" else bounds.paper
+    return float(bound(list(net.W)[:-1], net.beta[:-1]))
+
+
+def _read_out_rounding(net: LRRN) -> Tensor:
+    """Return the rounding of y_i = W_i z + b_i, and of what is done with it, per unit of (1 + |features|)."""
+    w, b = net.W[-1].detach().to(torch.float64), net.b[-1]
+    size = _lengths(w) + (0.0 if b is None else b.detach().to(torch.float64).abs())
+    return 4 * (w.shape[1] + 8) * verified.EPS * (1 + size)
+
+
+def _lengths(w: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(w, dim=1) * _UP
+
+
+def _distances(w: Tensor) -> Tensor:
+    # the fast way by inner products cancels
+    return torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") * _UP

@@ -1,0 +1,7 @@
+"""scikit-learn estimators: classifier, regressor, energy model."""
+
+from lrrn.estimators.classifier import LRRNClassifier
+from lrrn.estimators.energy_model import LRRNEnergyModel
+from lrrn.estimators.regressor import LRRNRegressor
+
+__all__ = ["LRRNClassifier", "LRRNEnergyModel", "LRRNRegressor"]

@@ -1,0 +1,253 @@
+"""What the three estimators share: checking input, preparing data, training, inferring in chunks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
+from torch import Tensor
+
+from lrrn.bounds import LipschitzBound
+from lrrn.learning import Data, Objective, Settings, Trainer
+from lrrn.learning.checkpoint import peek
+from lrrn.learning.objectives import FreeEnergy
+from lrrn.learning.trainer import Callback
+from lrrn.network import LRRN
+from lrrn.storage import to_dtype
+from lrrn.threads import blas_threads
+from lrrn.verified import EPS
+
+Array = NDArray[Any]
+CHUNK_UNITS = 2**22
+"""Numbers held at once per layer when inferring: samples are taken in chunks of this size over the widest layer."""
+
+
+class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
+    """Interface of the estimators; subclasses are leaves that add parameters and targets."""
+
+    # parameters that every leaf has
+    hidden_sizes: tuple[int, ...]
+    beta: float | tuple[float, ...]
+    gamma: float
+    constraint: Any
+    init: str
+    optimizer: str
+    schedule: str | None
+    learning_rate: float
+    batch_size: int
+    epochs: int
+    weight_decay: float
+    decoupled_weight_decay: float
+    max_weight_norm: float | None
+    standardize: bool
+    early_stopping: bool
+    validation_fraction: float
+    n_iter_no_change: int
+    reuse_activations: bool
+    tol: float | None
+    max_sweeps: int
+    dtype: str
+    device: str
+    checkpoint: str | os.PathLike[str] | None
+    resume: bool
+    log: str | os.PathLike[str] | None
+    callbacks: tuple[Callback, ...]
+    random_state: Any
+    verbose: int
+
+    # fitted attributes
+    network_: LRRN
+    loss_curve_: list[float]
+    history_: list[dict[str, Any]]
+    n_iter_: int
+    n_features_in_: int
+    offset_in_: Array
+    scale_in_: float
+    _seed: int
+    _optimizer_state: dict[str, Any] | None
+
+    # --- preparing ----------------------------------------------------------------------------------------------------
+
+    def _features(self, X: ArrayLike) -> Array:
+        """Check X for inference on a fitted estimator."""
+        check_is_fitted(self, "network_")
+        return cast(Array, validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
+
+    def _begin(self, X: Array, n_outputs: int, beta: Any, output_constraint: Any) -> tuple[int, torch.device]:
+        """Set up scaling, device, seed and network for a fit; return the seed and the device. No outputs: hidden layers only."""
+        self._check_parameters()
+        device = choose_device(self.device)
+        self._optimizer_state = None
+        self._seed = seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self._fit_scaling(X)
+        self.network_ = LRRN(
+            (X.shape[1], *self.hidden_sizes, n_outputs) if n_outputs else (X.shape[1], *self.hidden_sizes),
+            beta=beta,
+            gamma=self.gamma,
+            constraint=self.constraint,
+            output_constraint=output_constraint,
+            init=self.init,
+            generator=torch.Generator().manual_seed(seed),
+            device=device,
+            dtype=to_dtype(self.dtype),
+        )
+        return seed, device
+
+    def _check_parameters(self) -> None:
+        if not all(isinstance(width, int | np.integer) and width > 0 for width in self.hidden_sizes):
+            raise ValueError(f"hidden_sizes must be positive integers; got {self.hidden_sizes!r}")
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction must lie between 0 and 1; got {self.validation_fraction}")
+        if self.resume and self.checkpoint is None:
+            raise ValueError("resume=True needs checkpoint to name the file to continue from")
+
+    def _fit_scaling(self, X: Array) -> None:
+        """Centre every feature and divide by one common scale, so that balls stay balls and radii translate exactly."""
+        self.offset_in_, self.scale_in_ = np.zeros(X.shape[1]), 1.0
+        if self.standardize:
+            self.offset_in_ = X.mean(axis=0, dtype=np.float64)
+            spread = float(np.sqrt(X.var(axis=0, dtype=np.float64).mean()))
+            self.scale_in_ = spread if spread > 0 else 1.0
+
+    def _scaled(self, X: Array, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return rows of X as the network sees them."""
+        if not self.standardize:
+            return torch.as_tensor(np.ascontiguousarray(X)).to(device=device, dtype=dtype)
+        scaled = (X.astype(np.float64) - self.offset_in_) / self.scale_in_
+        return torch.as_tensor(scaled).to(device=device, dtype=dtype)
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def _settings(self, seed: int, **changes: Any) -> Settings:
+        values: dict[str, Any] = {
+            "optimizer": self.optimizer,
+            "learning_rate": self.learning_rate,
+            "schedule": self.schedule,
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+            "weight_decay": self.weight_decay,
+            "decoupled_weight_decay": self.decoupled_weight_decay,
+            "max_weight_norm": self.max_weight_norm,
+            "tol": self.tol,
+            "max_sweeps": self.max_sweeps,
+            "reuse_activations": self.reuse_activations,
+            "patience": self.n_iter_no_change if self.early_stopping else None,
+            "seed": seed,
+        }
+        return Settings(**{**values, **changes})
+
+    def _train(
+        self,
+        objective: Objective,
+        data: Data,
+        seed: int,
+        validate: Callable[[LRRN], float] | None = None,
+        pretrain: Settings | None = None,
+    ) -> None:
+        """Pretrain if asked to, train, and set the attributes that tell how it went."""
+        settings = self._settings(seed)
+        options: dict[str, Any] = {"checkpoint": self.checkpoint, "log": self.log, "verbose": self.verbose > 0}
+        resume, history = self.resume, []
+        done = resume and self.checkpoint is not None and os.path.isfile(self.checkpoint) and peek(self.checkpoint) == "train"
+        if pretrain is not None and not done:
+            first = Trainer(self.network_, FreeEnergy(), pretrain, stage="pretrain", **options)
+            history = first.fit(Data(data.x), resume=resume)
+            resume = False
+        trainer = Trainer(self.network_, objective, settings, callbacks=self.callbacks, **options)
+        history = [*history, *trainer.fit(data, validate, resume=resume)]
+        self._set_history(history)
+
+    def _pass_over(self, objective: Objective, data: Data) -> None:
+        """Train for one epoch at a constant rate, continuing with the optimiser's state of the last call."""
+        history = getattr(self, "history_", [])
+        settings = self._settings(self._seed + len(history), epochs=1, schedule=None, patience=None)
+        trainer = Trainer(self.network_, objective, settings)
+        if self._optimizer_state is not None:
+            trainer.optimizer.load_state_dict(self._optimizer_state)
+        (record,) = trainer.fit(data)
+        self._optimizer_state = trainer.optimizer.state_dict()
+        self._set_history([*history, {**record, "epoch": len(history) + 1}])
+
+    def _set_history(self, history: list[dict[str, Any]]) -> None:
+        self.history_ = history
+        self.loss_curve_ = [record["loss"] for record in history if record["stage"] == "train"]
+        self.n_iter_ = len(self.loss_curve_)
+
+    # --- inferring ----------------------------------------------------------------------------------------------------
+
+    def _chunks(self, X: Array) -> Iterator[Tensor]:
+        """Yield rows of X as float64 tensors on the network's device, a chunk at a time."""
+        device = self.network_.W[0].device
+        rows = max(1, CHUNK_UNITS // max(self.network_.sizes))
+        with blas_threads(1):
+            for start in range(0, len(X), rows):
+                yield self._scaled(X[start : start + rows], torch.float64, device)
+
+    def _over_chunks(self, X: ArrayLike, work: Callable[[Tensor], Tensor]) -> Array:
+        """Apply ``work`` to X chunk by chunk and join the results as a NumPy array."""
+        parts = [work(x).cpu().numpy() for x in self._chunks(self._features(X))]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _infer(self, x: Tensor, y: Tensor | None = None) -> Any:
+        """Infer in float64: what predictions and certificates both rest on."""
+        return self.network_.infer(x, y, max_sweeps=max(self.max_sweeps, 1000))
+
+    def _radius_in(self, radius: Tensor, x: Tensor) -> Tensor:
+        """Turn radii in the network's units into radii in the units of X; the rounding of the scaling is taken off."""
+        if not self.standardize:
+            return radius
+        offset = float(np.linalg.norm(self.offset_in_)) / self.scale_in_
+        rounding = 16 * EPS * (torch.linalg.vector_norm(x, dim=-1) + offset + radius)
+        return (radius - rounding).clamp(min=0.0) * (self.scale_in_ * (1 - 4 * EPS))
+
+    def energy(self, X: ArrayLike) -> Array:
+        """Return the free energy min_z E(z; x) of each sample: low for familiar inputs, high for strange ones.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        array of shape (n_samples,)
+        """
+        return self._over_chunks(X, lambda x: self._infer(x).energy)
+
+    @property
+    def lipschitz_(self) -> LipschitzBound:
+        """Proven bound on the Lipschitz constant of the network's output as a function of X."""
+        check_is_fitted(self, "network_")
+        bound = self.network_.lipschitz()
+        if not self.standardize:
+            return bound
+        return LipschitzBound((*bound.per_layer, 1 / self.scale_in_ * (1 + 4 * EPS)), bound.method)
+
+
+def choose_device(name: str) -> torch.device:
+    """Turn "auto", "cpu" or "cuda" into a device that exists."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
+        raise ValueError(f"unknown device {name!r}; use 'auto', 'cpu' or 'cuda'")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for and no CUDA device is available; use 'cpu' or 'auto'")
+    return torch.device(name)
+
+
+def split_off_validation(
+    n: int, fraction: float, seed: int, strata: Array | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Split row numbers into training and validation, by class where there are enough of each."""
+    from sklearn.model_selection import train_test_split
+
+    rows = np.arange(n)
+    if strata is not None and np.unique(strata, return_counts=True)[1].min() < 2:
+        strata = None
+    train, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=strata)
+    return train, held

@@ -1,0 +1,434 @@
+"""A scikit-learn classifier whose predictions come with certified radii."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+from torch.nn import functional
+
+from lrrn.certify.radius import certified_share, certify
+from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
+from lrrn.learning import (
+    ClassEnergy,
+    Contrastive,
+    CrossEntropy,
+    Data,
+    Margin,
+    Objective,
+    SemiSupervised,
+    SquaredError,
+)
+from lrrn.learning.trainer import Callback
+from lrrn.network import LRRN
+
+OBJECTIVES = ("contrastive", "margin", "cross_entropy", "squared_error", "class_energy", "semi_supervised")
+UNLABELLED = -1
+
+
+def _has_probabilities(self: LRRNClassifier) -> bool:
+    if self.objective not in ("margin", "cross_entropy"):
+        raise AttributeError(f"predict_proba needs objective 'margin' or 'cross_entropy'; this one is {self.objective!r}")
+    return True
+
+
+@final
+class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
+    """Classifier on a lifted regression/reconstruction network, with certified radii.
+
+    Parameters
+    ----------
+    hidden_sizes : tuple of int, default=(64, 64)
+        Widths of the hidden layers.
+    objective : str, default="contrastive"
+        "contrastive" (the paper's), "margin" (for large certified radii), "cross_entropy", "squared_error", "class_energy"
+        (the paper's class-specific energies; predicts the label of least energy), or "semi_supervised" (contrastive plus free
+        energy; y = -1 means not labelled).
+    beta : float or tuple of float, default=1.0
+        Weights of the reconstruction terms; a number stands for (beta, ..., beta, 0).
+    gamma : float, default=1/8
+        Discount of later layers.
+    constraint : {"free", "nonneg", "box"} or (lo, hi), default="nonneg"
+        Set of the hidden activations.
+    init : {"glorot", "orthogonal"}, default="glorot"
+        Initial weights.
+    optimizer : {"sgd", "adam", "adamw"}, default="adam"
+    schedule : {None, "one_cycle", "cosine"}, default="cosine"
+    learning_rate : float, default=0.004
+    batch_size : int, default=32
+    epochs : int, default=60
+    weight_decay : float, default=5e-5
+        lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
+    decoupled_weight_decay : float, default=0.0
+        AdamW's, on all weights; needs optimizer="adamw".
+    margin, temperature : float, default=0.5 and 0.25
+        Of the margin objective.
+    free_energy_weight : float, default=0.1
+        Weight of the free energy in the semi-supervised objective.
+    pretrain_epochs : int, default=0
+        Epochs of unsupervised training (free energy) before the supervised ones.
+    pretrain_learning_rate : float, default=0.005
+        Learning rate of those.
+    max_weight_norm : float, optional
+        Cap on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
+    class_weight : dict or "balanced", optional
+        Weights of the classes.
+    standardize : bool, default=False
+        Centre every feature and divide by one common scale; radii stay in the units of X.
+    early_stopping : bool, default=False
+        Hold ``validation_fraction`` of the data back, stop after ``n_iter_no_change`` epochs without a better accuracy there,
+        and return to the best.
+    validation_fraction : float, default=0.1
+    n_iter_no_change : int, default=10
+    reuse_activations : bool, default=False
+        Start solves from the previous epoch's activations.
+    tol, max_sweeps
+        Of the solves during training; predictions use float64 and its default tolerance.
+    dtype : {"float32", "float64"}, default="float32"
+        Type of the parameters.
+    device : {"auto", "cpu", "cuda"}, default="auto"
+    checkpoint : path-like, optional
+        File that keeps the state of the run; Ctrl-C leaves it too.
+    resume : bool, default=False
+        Continue from ``checkpoint`` if it exists.
+    log : path-like, optional
+        File for one JSON record an epoch.
+    callbacks : tuple of callables, default=()
+        Called after each epoch with the trainer and the epoch's record; one that returns True ends training.
+    random_state : int, RandomState or None, default=None
+    verbose : int, default=0
+        Whether to show progress on a terminal.
+
+    Attributes
+    ----------
+    classes_ : array of shape (n_classes,)
+    network_ : LRRN
+        The trained network.
+    lipschitz_ : LipschitzBound
+        Proven bound on the Lipschitz constant of the scores.
+    loss_curve_ : list of float
+        Mean loss of each epoch.
+    history_ : list of dict
+        More of each epoch: seconds, sweeps, condition number, weight norms.
+    n_iter_ : int
+        Number of epochs.
+    n_features_in_ : int
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from lrrn import LRRNClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> classifier = LRRNClassifier(epochs=10, random_state=0).fit(X / 16, y)
+    >>> bool(classifier.score(X / 16, y) > 0.9)
+    True
+    """
+
+    def __init__(
+        self,
+        hidden_sizes: tuple[int, ...] = (64, 64),
+        objective: str = "contrastive",
+        beta: float | tuple[float, ...] = 1.0,
+        gamma: float = 1 / 8,
+        constraint: Any = "nonneg",
+        init: str = "glorot",
+        optimizer: str = "adam",
+        schedule: str | None = "cosine",
+        learning_rate: float = 0.004,
+        batch_size: int = 32,
+        epochs: int = 60,
+        weight_decay: float = 5e-5,
+        decoupled_weight_decay: float = 0.0,
+        margin: float = 0.5,
+        temperature: float = 0.25,
+        free_energy_weight: float = 0.1,
+        pretrain_epochs: int = 0,
+        pretrain_learning_rate: float = 0.005,
+        max_weight_norm: float | None = None,
+        class_weight: Any = None,
+        standardize: bool = False,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        reuse_activations: bool = False,
+        tol: float | None = None,
+        max_sweeps: int = 1000,
+        dtype: str = "float32",
+        device: str = "auto",
+        checkpoint: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        log: str | os.PathLike[str] | None = None,
+        callbacks: tuple[Callback, ...] = (),
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.hidden_sizes = hidden_sizes
+        self.objective = objective
+        self.beta = beta
+        self.gamma = gamma
+        self.constraint = constraint
+        self.init = init
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.weight_decay = weight_decay
+        self.decoupled_weight_decay = decoupled_weight_decay
+        self.margin = margin
+        self.temperature = temperature
+        self.free_energy_weight = free_energy_weight
+        self.pretrain_epochs = pretrain_epochs
+        self.pretrain_learning_rate = pretrain_learning_rate
+        self.max_weight_norm = max_weight_norm
+        self.class_weight = class_weight
+        self.standardize = standardize
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.reuse_activations = reuse_activations
+        self.tol = tol
+        self.max_sweeps = max_sweeps
+        self.dtype = dtype
+        self.device = device
+        self.checkpoint = checkpoint
+        self.resume = resume
+        self.log = log
+        self.callbacks = callbacks
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # --- learning -----------------------------------------------------------------------------------------------------
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> LRRNClassifier:
+        """Train on labelled samples.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+        y : array of shape (n_samples,)
+            Labels; -1 means "not labelled" for the semi-supervised objective.
+        sample_weight : array of shape (n_samples,), optional
+
+        Returns
+        -------
+        LRRNClassifier
+            The estimator itself.
+        """
+        objective = self._objective()
+        features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        label = self._encode(labels, None)
+        weight = self._weights(sample_weight, features, labels, label)
+        seed, device = self._begin(features, len(self.classes_), self.beta, "free")
+        validate = None
+        rows = np.arange(len(features))
+        if self.early_stopping:
+            rows, held = split_off_validation(len(features), self.validation_fraction, seed, label)
+            held = held[label[held] != UNLABELLED]
+            x_held, y_held = self._scaled(features[held], torch.float64, device), torch.as_tensor(label[held]).to(device)
+
+            def validate(net: LRRN) -> float:
+                return float((self._scores(x_held).argmax(-1) == y_held).double().mean())
+
+        data = self._data(features[rows], label[rows], None if weight is None else weight[rows], device)
+        pretrain = None
+        if self.pretrain_epochs > 0:
+            changes = {"epochs": self.pretrain_epochs, "learning_rate": self.pretrain_learning_rate, "weight_decay": 0.0}
+            pretrain = self._settings(seed, patience=None, **changes)
+        self._train(objective, data, seed, validate, pretrain)
+        return self
+
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> LRRNClassifier:
+        """Make one pass over some samples, continuing from where the last call stopped; the learning rate stays constant.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+        y : array of shape (n_samples,)
+        classes : array of shape (n_classes,), optional
+            All labels there will be; needed in the first call.
+        sample_weight : array of shape (n_samples,), optional
+
+        Returns
+        -------
+        LRRNClassifier
+            The estimator itself.
+        """
+        objective = self._objective()
+        first = not hasattr(self, "network_")
+        if first and classes is None:
+            raise ValueError("classes must be given in the first call of partial_fit")
+        features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=first)
+        label = self._encode(labels, classes if first else self.classes_)
+        weight = self._weights(sample_weight, features, labels, label)
+        if first:
+            self._begin(features, len(self.classes_), self.beta, "free")
+        self._pass_over(objective, self._data(features, label, weight, self.network_.W[0].device))
+        return self
+
+    def _objective(self) -> Objective:
+        objectives: dict[str, Objective] = {
+            "contrastive": Contrastive(),
+            "margin": Margin(self.margin, self.temperature),
+            "cross_entropy": CrossEntropy(),
+            "squared_error": SquaredError(),
+            "class_energy": ClassEnergy(),
+            "semi_supervised": SemiSupervised(self.free_energy_weight),
+        }
+        if self.objective not in objectives:
+            raise ValueError(f"unknown objective {self.objective!r}; use one of {', '.join(objectives)}")
+        return objectives[self.objective]
+
+    def _encode(self, y: Array, classes: ArrayLike | None) -> Array:
+        """Set ``classes_`` and return class numbers, -1 where a sample has no label."""
+        check_classification_targets(y)
+        semi = self.objective == "semi_supervised"
+        if semi and not np.issubdtype(np.asarray(y).dtype, np.number):
+            raise ValueError(
+                f"objective 'semi_supervised' marks unlabelled samples by y = -1 and so needs numeric labels; got {y.dtype}. "
+                "Encode them first, for example with sklearn.preprocessing.LabelEncoder"
+            )
+        known = y != UNLABELLED if semi else np.ones(len(y), dtype=bool)
+        self.classes_ = np.unique(y[known]) if classes is None else np.unique(np.asarray(classes))
+        if len(self.classes_) < 2:
+            raise ValueError(f"a classifier needs samples of at least two classes; got {len(self.classes_)} class")
+        strange = np.setdiff1d(y[known], self.classes_)
+        if len(strange):
+            raise ValueError(f"y has labels that are not among classes: {strange.tolist()}")
+        label = np.full(len(y), UNLABELLED, dtype=np.int64)
+        label[known] = np.searchsorted(self.classes_, y[known])
+        return label
+
+    def _weights(self, sample_weight: ArrayLike | None, X: Array, y: Array, label: Array) -> Array | None:
+        """Combine sample and class weights, scaled to a mean of one."""
+        if sample_weight is None and self.class_weight is None:
+            return None
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if self.class_weight is not None:
+            known = label != UNLABELLED
+            weight[known] *= compute_sample_weight(self.class_weight, y[known])
+        if not weight.sum() > 0:
+            raise ValueError("sample_weight is zero for every sample")
+        return weight * (len(weight) / weight.sum())
+
+    def _data(self, X: Array, label: Array, weight: Array | None, device: torch.device) -> Data:
+        keep = slice(None) if weight is None else weight > 0
+        dtype = self.network_.W[0].dtype
+        classes = torch.as_tensor(label[keep]).to(device)
+        target = functional.one_hot(classes.clamp(min=0), len(self.classes_)).to(dtype) * (classes >= 0)[:, None]
+        weights = None if weight is None else torch.as_tensor(weight[keep]).to(device=device, dtype=dtype)
+        return Data(self._scaled(X[keep], dtype, device), target, classes, weights)
+
+    # --- predicting ---------------------------------------------------------------------------------------------------
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """Return a score per class, of shape (n, n_classes); the largest one is the prediction."""
+        if self.objective != "class_energy":
+            return self._infer(x).output
+        n_classes = len(self.classes_)
+        energies = []
+        for k in range(n_classes):
+            target = x.new_zeros((len(x), n_classes))
+            target[:, k] = 1
+            energies.append(self._infer(x, target).energy)
+        return -torch.stack(energies, dim=-1)
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """Return the scores: the network's outputs, or minus the class energies.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        array of shape (n_samples, n_classes), or (n_samples,) for two classes
+            For two classes the score of the second minus that of the first.
+        """
+        scores = self._over_chunks(X, self._scores)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Return the most likely label of each sample.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        array of shape (n_samples,)
+        """
+        check_is_fitted(self, "network_")
+        return self.classes_[self._over_chunks(X, lambda x: self._scores(x).argmax(-1))]
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Return softmax probabilities; they are not calibrated.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        array of shape (n_samples, n_classes)
+        """
+        temperature = self.temperature if self.objective == "margin" else 1.0
+        return self._over_chunks(X, lambda x: (self._scores(x) / temperature).softmax(-1))
+
+    # --- certifying ---------------------------------------------------------------------------------------------------
+
+    def certified_radius(self, X: ArrayLike, method: str = "auto") -> Array:
+        """Return the radius, in the units of X, within which the predicted label of each sample is proven not to change.
+
+        It holds for the labels :meth:`predict` computes, solver error and rounding included.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+        method : {"auto", "paper", "pairwise", "spectral"}, default="auto"
+            As in :func:`lrrn.certify`.
+
+        Returns
+        -------
+        array of shape (n_samples,)
+        """
+        check_is_fitted(self, "network_")
+        if self.objective == "class_energy":
+            raise NotImplementedError(
+                "objective 'class_energy' predicts by energies, for which no radius is implemented; "
+                "the radius of the network's output says nothing about it"
+            )
+        sweeps = max(self.max_sweeps, 1000)
+        return self._over_chunks(X, lambda x: self._radius_in(certify(self.network_, x, method, max_sweeps=sweeps).radius, x))
+
+    def certified_score(self, X: ArrayLike, y: ArrayLike, eps: float, method: str = "auto") -> float:
+        """Return the share of samples that are classified correctly under every perturbation of Euclidean norm ``eps``.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+        y : array of shape (n_samples,)
+        eps : float
+            Size of the perturbation, in the units of X.
+        method : str, default="auto"
+            As in :meth:`certified_radius`.
+
+        Returns
+        -------
+        float
+        """
+        right = torch.as_tensor(np.asarray(self.predict(X) == np.asarray(y)))
+        return certified_share(right, torch.as_tensor(self.certified_radius(X, method)), eps)

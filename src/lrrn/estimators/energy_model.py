@@ -1,0 +1,275 @@
+"""A scikit-learn transformer and outlier detector that learns the energy of familiar data."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, OutlierMixin, TransformerMixin
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
+from lrrn.learning import Data, FreeEnergy
+from lrrn.learning.trainer import Callback
+from lrrn.network import LRRN
+
+
+@final
+class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, LiftedEstimator):  # type: ignore[misc]
+    """Unsupervised lifted network: the free energy of an input says how familiar it is, its activations describe it.
+
+    The energy is not normalised: it orders inputs, but exp(-energy) is no density, and energies of different models do not
+    compare.
+
+    Parameters
+    ----------
+    hidden_sizes : tuple of int, default=(32, 32)
+        Widths of the layers; the last one is what :meth:`transform` returns.
+    beta : float or tuple of float, default=1.0
+        Weights of the reconstruction terms; a number stands for (beta, ..., beta).
+    gamma : float, default=1/8
+        Discount of later layers.
+    constraint : {"free", "nonneg", "box"} or (lo, hi), default="nonneg"
+        Set of the activations of every layer.
+    contamination : float, default=0.1
+        Share of the training data to call outliers, in (0, 0.5].
+    init : {"glorot", "orthogonal"}, default="glorot"
+        Initial weights.
+    optimizer : {"sgd", "adam", "adamw"}, default="adam"
+    schedule : {None, "one_cycle", "cosine"}, default="cosine"
+    learning_rate : float, default=0.002
+    batch_size : int, default=32
+    epochs : int, default=60
+    weight_decay : float, default=0.0
+        lambda: the loss has lambda * |W_{L-1}|_F^2 added.
+    decoupled_weight_decay : float, default=0.0
+        AdamW's, on all weights; needs optimizer="adamw".
+    max_weight_norm : float, optional
+        Cap on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
+    standardize : bool, default=False
+        Centre every feature and divide by one common scale; energies are those of the scaled data.
+    early_stopping : bool, default=False
+        Hold ``validation_fraction`` of the data back, stop after ``n_iter_no_change`` epochs without a lower energy there, and
+        return to the best.
+    validation_fraction : float, default=0.1
+    n_iter_no_change : int, default=10
+    reuse_activations : bool, default=False
+        Start solves from the previous epoch's activations.
+    tol, max_sweeps
+        Of the solves during training; predictions use float64 and its default tolerance.
+    dtype : {"float32", "float64"}, default="float32"
+        Type of the parameters.
+    device : {"auto", "cpu", "cuda"}, default="auto"
+    checkpoint : path-like, optional
+        File that keeps the state of the run; Ctrl-C leaves it too.
+    resume : bool, default=False
+        Continue from ``checkpoint`` if it exists.
+    log : path-like, optional
+        File for one JSON record an epoch.
+    callbacks : tuple of callables, default=()
+        Called after each epoch with the trainer and the epoch's record; one that returns True ends training.
+    random_state : int, RandomState or None, default=None
+    verbose : int, default=0
+        Whether to show progress on a terminal.
+
+    Attributes
+    ----------
+    network_ : LRRN
+        The trained network.
+    offset_ : float
+        Score below which a sample is called an outlier.
+    lipschitz_ : LipschitzBound
+        Proven bound on the Lipschitz constant of :meth:`transform`.
+    loss_curve_ : list of float
+        Mean energy of the training data in each epoch.
+    history_ : list of dict
+        More of each epoch.
+    n_iter_ : int
+        Number of epochs.
+    n_features_in_ : int
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from lrrn import LRRNEnergyModel
+    >>> X = load_digits().data / 16
+    >>> model = LRRNEnergyModel(epochs=5, random_state=0).fit(X)
+    >>> bool(model.energy(1 - X).mean() > model.energy(X).mean())
+    True
+    """
+
+    def __init__(
+        self,
+        hidden_sizes: tuple[int, ...] = (32, 32),
+        beta: float | tuple[float, ...] = 1.0,
+        gamma: float = 1 / 8,
+        constraint: Any = "nonneg",
+        contamination: float = 0.1,
+        init: str = "glorot",
+        optimizer: str = "adam",
+        schedule: str | None = "cosine",
+        learning_rate: float = 0.002,
+        batch_size: int = 32,
+        epochs: int = 60,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: float = 0.0,
+        max_weight_norm: float | None = None,
+        standardize: bool = False,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        reuse_activations: bool = False,
+        tol: float | None = None,
+        max_sweeps: int = 1000,
+        dtype: str = "float32",
+        device: str = "auto",
+        checkpoint: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        log: str | os.PathLike[str] | None = None,
+        callbacks: tuple[Callback, ...] = (),
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.hidden_sizes = hidden_sizes
+        self.beta = beta
+        self.gamma = gamma
+        self.constraint = constraint
+        self.contamination = contamination
+        self.init = init
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.weight_decay = weight_decay
+        self.decoupled_weight_decay = decoupled_weight_decay
+        self.max_weight_norm = max_weight_norm
+        self.standardize = standardize
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.reuse_activations = reuse_activations
+        self.tol = tol
+        self.max_sweeps = max_sweeps
+        self.dtype = dtype
+        self.device = device
+        self.checkpoint = checkpoint
+        self.resume = resume
+        self.log = log
+        self.callbacks = callbacks
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: ArrayLike, y: Any = None) -> LRRNEnergyModel:
+        """Learn the energy of unlabelled samples.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+        y : ignored
+
+        Returns
+        -------
+        LRRNEnergyModel
+            The estimator itself.
+        """
+        if not 0 < self.contamination <= 0.5:
+            raise ValueError(f"contamination must lie in (0, 0.5]; got {self.contamination}")
+        if len(self.hidden_sizes) == 0:
+            raise ValueError("hidden_sizes must name at least one layer; got none")
+        features = validate_data(self, X, dtype=[np.float64, np.float32])
+        n_layers = len(self.hidden_sizes)
+        beta = self.beta if isinstance(self.beta, tuple | list) else (float(self.beta),) * n_layers
+        seed, device = self._begin(features, 0, beta, self.constraint)
+        rows, validate = np.arange(len(features)), None
+        if self.early_stopping:
+            rows, held = split_off_validation(len(features), self.validation_fraction, seed, None)
+            x_held = self._scaled(features[held], torch.float64, device)
+
+            def validate(net: LRRN) -> float:
+                return -float(self._infer(x_held).energy.mean())
+
+        self._train(FreeEnergy(), Data(self._scaled(features[rows], self.network_.W[0].dtype, device)), seed, validate)
+        self._n_features_out = self.hidden_sizes[-1]
+        self.offset_ = float(np.percentile(self.score_samples(X), 100 * self.contamination))
+        return self
+
+    def score_samples(self, X: ArrayLike) -> Array:
+        """Return minus the energy of each sample: the higher, the more familiar.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        array of shape (n_samples,)
+        """
+        return -self.energy(X)
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """Return the score minus ``offset_``: negative for outliers.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        array of shape (n_samples,)
+        """
+        return self.score_samples(X) - self.offset_
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Return +1 for familiar samples and -1 for outliers.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        int array of shape (n_samples,)
+        """
+        return np.where(self.decision_function(X) < 0, -1, 1)
+
+    def transform(self, X: ArrayLike) -> Array:
+        """Return the activations of the last layer.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        array of shape (n_samples, hidden_sizes[-1])
+        """
+        return self._over_chunks(X, lambda x: self._infer(x).output)
+
+    def inverse_transform(self, Z: ArrayLike) -> Array:
+        """Reconstruct inputs from activations of the last layer, layer by layer: z_k = W_k^T z_{k+1} - c_k, kept inside C_k.
+
+        Parameters
+        ----------
+        Z : array of shape (n_samples, hidden_sizes[-1])
+
+        Returns
+        -------
+        array of shape (n_samples, n_features)
+        """
+        check_is_fitted(self, "network_")
+        codes = check_array(Z, dtype=[np.float64, np.float32])
+        net = self.network_
+        if codes.shape[1] != net.sizes[-1]:
+            raise ValueError(f"Z must have {net.sizes[-1]} columns, as many as transform returns; got {codes.shape[1]}")
+        below = torch.as_tensor(codes).to(device=net.W[0].device, dtype=torch.float64)
+        energy = net.energy_snapshot(torch.float64)
+        for k in reversed(range(energy.n_layers)):
+            c = energy.c[k]
+            below = below @ energy.weights[k] - (0.0 if c is None else c)
+            if k > 0:
+                below = below.clamp(energy.intervals[k - 1].lo, energy.intervals[k - 1].hi)
+        return below.cpu().numpy() * self.scale_in_ + self.offset_in_

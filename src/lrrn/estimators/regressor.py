@@ -1,0 +1,268 @@
+"""A scikit-learn regressor whose predictions come with certified intervals."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from lrrn.certify.intervals import output_interval
+from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
+from lrrn.learning import Contrastive, Data, Objective, SquaredError
+from lrrn.learning.trainer import Callback
+from lrrn.network import LRRN
+from lrrn.verified import EPS
+
+
+@final
+class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
+    """Regressor on a lifted regression/reconstruction network, with certified intervals.
+
+    Targets are centred and scaled inside; predictions and intervals are in the units of y.
+
+    Parameters
+    ----------
+    hidden_sizes : tuple of int, default=(64, 64)
+        Widths of the hidden layers.
+    objective : {"squared_error", "contrastive"}, default="squared_error"
+        Squared error through the implicit gradient, or the paper's contrastive loss.
+    beta : float or tuple of float, default=1.0
+        Weights of the reconstruction terms; a number stands for (beta, ..., beta, 0).
+    gamma : float, default=1/8
+        Discount of later layers.
+    constraint : {"free", "nonneg", "box"} or (lo, hi), default="nonneg"
+        Set of the hidden activations.
+    init : {"glorot", "orthogonal"}, default="glorot"
+        Initial weights.
+    optimizer : {"sgd", "adam", "adamw"}, default="adam"
+    schedule : {None, "one_cycle", "cosine"}, default="cosine"
+    learning_rate : float, default=0.004
+    batch_size : int, default=32
+    epochs : int, default=60
+    weight_decay : float, default=0.0
+        lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
+    decoupled_weight_decay : float, default=0.0
+        AdamW's, on all weights; needs optimizer="adamw".
+    max_weight_norm : float, optional
+        Cap on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
+    standardize : bool, default=False
+        Centre every feature and divide by one common scale; intervals stay in the units of X and y.
+    early_stopping : bool, default=False
+        Hold ``validation_fraction`` of the data back, stop after ``n_iter_no_change`` epochs without a better score there, and
+        return to the best.
+    validation_fraction : float, default=0.1
+    n_iter_no_change : int, default=10
+    reuse_activations : bool, default=False
+        Start solves from the previous epoch's activations.
+    tol, max_sweeps
+        Of the solves during training; predictions use float64 and its default tolerance.
+    dtype : {"float32", "float64"}, default="float32"
+        Type of the parameters.
+    device : {"auto", "cpu", "cuda"}, default="auto"
+    checkpoint : path-like, optional
+        File that keeps the state of the run; Ctrl-C leaves it too.
+    resume : bool, default=False
+        Continue from ``checkpoint`` if it exists.
+    log : path-like, optional
+        File for one JSON record an epoch.
+    callbacks : tuple of callables, default=()
+        Called after each epoch with the trainer and the epoch's record; one that returns True ends training.
+    random_state : int, RandomState or None, default=None
+    verbose : int, default=0
+        Whether to show progress on a terminal.
+
+    Attributes
+    ----------
+    network_ : LRRN
+        The trained network, from scaled inputs to scaled targets.
+    lipschitz_ : LipschitzBound
+        Proven bound on the Lipschitz constant of the network's output as a function of X.
+    loss_curve_ : list of float
+        Mean loss of each epoch.
+    history_ : list of dict
+        More of each epoch.
+    n_iter_ : int
+        Number of epochs.
+    n_features_in_ : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lrrn import LRRNRegressor
+    >>> X = np.linspace(-1, 1, 200)[:, None]
+    >>> regressor = LRRNRegressor(random_state=0).fit(X, np.abs(X[:, 0]))
+    >>> lower, upper = regressor.predict_interval(X, eps=0.01)
+    >>> bool(np.all(lower <= regressor.predict(X)) and np.all(regressor.predict(X) <= upper))
+    True
+    """
+
+    def __init__(
+        self,
+        hidden_sizes: tuple[int, ...] = (64, 64),
+        objective: str = "squared_error",
+        beta: float | tuple[float, ...] = 1.0,
+        gamma: float = 1 / 8,
+        constraint: Any = "nonneg",
+        init: str = "glorot",
+        optimizer: str = "adam",
+        schedule: str | None = "cosine",
+        learning_rate: float = 0.004,
+        batch_size: int = 32,
+        epochs: int = 60,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: float = 0.0,
+        max_weight_norm: float | None = None,
+        standardize: bool = False,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        reuse_activations: bool = False,
+        tol: float | None = None,
+        max_sweeps: int = 1000,
+        dtype: str = "float32",
+        device: str = "auto",
+        checkpoint: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        log: str | os.PathLike[str] | None = None,
+        callbacks: tuple[Callback, ...] = (),
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.hidden_sizes = hidden_sizes
+        self.objective = objective
+        self.beta = beta
+        self.gamma = gamma
+        self.constraint = constraint
+        self.init = init
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.weight_decay = weight_decay
+        self.decoupled_weight_decay = decoupled_weight_decay
+        self.max_weight_norm = max_weight_norm
+        self.standardize = standardize
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.reuse_activations = reuse_activations
+        self.tol = tol
+        self.max_sweeps = max_sweeps
+        self.dtype = dtype
+        self.device = device
+        self.checkpoint = checkpoint
+        self.resume = resume
+        self.log = log
+        self.callbacks = callbacks
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        """Tell scikit-learn that several targets are fine."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> LRRNRegressor:
+        """Train on samples with one or several targets.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+        y : array of shape (n_samples,) or (n_samples, n_targets)
+        sample_weight : array of shape (n_samples,), optional
+
+        Returns
+        -------
+        LRRNRegressor
+            The estimator itself.
+        """
+        objectives: dict[str, Objective] = {"squared_error": SquaredError(), "contrastive": Contrastive()}
+        if self.objective not in objectives:
+            raise ValueError(f"unknown objective {self.objective!r}; use one of {', '.join(objectives)}")
+        features, values = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
+        self._single = values.ndim == 1
+        targets = np.asarray(values, dtype=np.float64).reshape(len(values), -1)
+        self.offset_out_, spread = targets.mean(axis=0), targets.std(axis=0)
+        self.scale_out_ = np.where(spread > 0, spread, 1.0)
+        targets = (targets - self.offset_out_) / self.scale_out_
+        weight = None
+        if sample_weight is not None:
+            weight = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
+            if not weight.sum() > 0:
+                raise ValueError("sample_weight is zero for every sample")
+            weight = weight * (len(weight) / weight.sum())
+        seed, device = self._begin(features, targets.shape[1], self.beta, "free")
+        dtype = self.network_.W[0].dtype
+        rows, validate = np.arange(len(features)), None
+        if self.early_stopping:
+            rows, held = split_off_validation(len(features), self.validation_fraction, seed, None)
+            x_held, y_held = self._scaled(features[held], torch.float64, device), torch.as_tensor(targets[held]).to(device)
+
+            def validate(net: LRRN) -> float:
+                return -float((self._infer(x_held).output - y_held).square().mean())
+
+        if weight is not None:
+            rows = rows[weight[rows] > 0]
+        data = Data(
+            self._scaled(features[rows], dtype, device),
+            torch.as_tensor(targets[rows]).to(device=device, dtype=dtype),
+            weight=None if weight is None else torch.as_tensor(weight[rows]).to(device=device, dtype=dtype),
+        )
+        self._train(objectives[self.objective], data, seed, validate)
+        return self
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Predict the targets.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        array of shape (n_samples,) or (n_samples, n_targets)
+        """
+        return self._unscaled(self._over_chunks(X, lambda x: self._infer(x).output))
+
+    def predict_interval(self, X: ArrayLike, eps: float) -> tuple[Array, Array]:
+        """Return the range each prediction is proven to stay in under every perturbation of Euclidean norm at most ``eps``.
+
+        It holds for what :meth:`predict` computes, solver error and rounding included. It says how far the prediction can
+        move, not how far the truth may be from it.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+        eps : float
+            Size of the perturbation, in the units of X.
+
+        Returns
+        -------
+        lower, upper : array of shape (n_samples,) or (n_samples, n_targets)
+        """
+        check_is_fitted(self, "network_")
+        sweeps = max(self.max_sweeps, 1000)
+
+        def interval(x: torch.Tensor) -> torch.Tensor:
+            # the scaling of X rounds too, at x and at the perturbed input
+            offset = float(np.linalg.norm(self.offset_in_)) / self.scale_in_
+            rounding = 16 * EPS * float(torch.linalg.vector_norm(x, dim=-1).max() + offset) if self.standardize else 0.0
+            reach = eps / self.scale_in_ * (1 + 4 * EPS) + rounding
+            return torch.stack(output_interval(self.network_, x, reach, max_sweeps=sweeps), dim=1)
+
+        lower, upper = self._over_chunks(X, interval).transpose(1, 0, 2)
+        slack = 8 * EPS * (np.abs(self.offset_out_) + self.scale_out_ * np.maximum(np.abs(lower), np.abs(upper)))
+        slack = np.where(np.isfinite(slack), slack, 0.0)
+        return self._unscaled(lower, -slack), self._unscaled(upper, slack)
+
+    def _unscaled(self, y: Array, slack: Array | float = 0.0) -> Array:
+        """Return outputs of the network in the units of y."""
+        values = y * self.scale_out_ + self.offset_out_ + slack
+        return values[:, 0] if self._single else values

@@ -1,0 +1,148 @@
+"""Saving and loading networks and fitted estimators: safetensors with a JSON header, never pickle."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrrn import storage
+from lrrn.constraints import Interval
+from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
+from lrrn.estimators._base import LiftedEstimator
+from lrrn.network import LRRN
+
+ESTIMATORS: dict[str, type[LiftedEstimator]] = {
+    "classifier": LRRNClassifier,
+    "regressor": LRRNRegressor,
+    "energy model": LRRNEnergyModel,
+}
+NOT_SAVED = ("callbacks", "checkpoint", "log", "resume")
+"""Parameters that belong to a run or a machine, not to a model."""
+ATTRIBUTES = ("classes_", "feature_names_in_", "n_features_in_", "history_", "offset_", "offset_in_", "scale_in_")
+ATTRIBUTES_OUT = ("offset_out_", "scale_out_", "_single", "_n_features_out", "_seed")
+
+
+def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str]) -> None:
+    """Write a network or a fitted estimator to a file.
+
+    Parameters
+    ----------
+    model : LRRN, LRRNClassifier, LRRNRegressor or LRRNEnergyModel
+    path : path-like
+        The file is replaced atomically.
+    """
+    storage.check_writable(path)
+    if isinstance(model, LRRN):
+        storage.write(path, "network", dict(model.state_dict()), _structure(model))
+        return
+    kind = next((kind for kind, cls in ESTIMATORS.items() if isinstance(model, cls)), None)
+    if kind is None:
+        raise TypeError(f"can save a network or one of lrrn's estimators; got {type(model).__name__}")
+    if not hasattr(model, "network_"):
+        raise ValueError(f"this {type(model).__name__} is not fitted yet; call fit first")
+    parameters = {name: value for name, value in model.get_params(deep=False).items() if name not in NOT_SAVED}
+    if not isinstance(parameters["random_state"], int | np.integer | None):
+        parameters["random_state"] = None
+    attributes = {name: _plain(getattr(model, name)) for name in (*ATTRIBUTES, *ATTRIBUTES_OUT) if hasattr(model, name)}
+    header = {"parameters": _plain(parameters), "attributes": attributes, "network": _structure(model.network_)}
+    storage.write(path, kind, dict(model.network_.state_dict()), header)
+
+
+def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEstimator:
+    """Read what :func:`save` wrote; no code in the file is ever executed.
+
+    Parameters
+    ----------
+    path : path-like
+    device : str, default="cpu"
+        Where to put the parameters.
+
+    Returns
+    -------
+    LRRN, LRRNClassifier, LRRNRegressor or LRRNEnergyModel
+    """
+    kind, tensors, header = storage.read(path, "network", *ESTIMATORS)
+    try:
+        if kind == "network":
+            return _network(header, tensors, device)
+        estimator = ESTIMATORS[kind](**_restored(header["parameters"]))
+        for name, value in _restored(header["attributes"]).items():
+            if name not in (*ATTRIBUTES, *ATTRIBUTES_OUT):
+                raise KeyError(name)
+            setattr(estimator, name, value)
+        estimator._set_history(estimator.history_)
+        estimator._optimizer_state = None
+        estimator.network_ = _network(header["network"], tensors, device)
+        return estimator
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise storage.FileFormatError(f"{path} is damaged: its header does not fit a {kind} ({error})") from error
+
+
+def _structure(net: LRRN) -> dict[str, Any]:
+    return {
+        "sizes": list(net.sizes),
+        "beta": list(net.beta),
+        "gamma": net.gamma,
+        "intervals": [[repr(i.lo), repr(i.hi)] for i in net.intervals],
+        "bias": net.b[0] is not None,
+        "reconstruction_bias": net.c[0] is not None,
+        "dtype": str(net.W[0].dtype).removeprefix("torch."),
+        "solver": net.solver,
+        "tol": net.tol,
+        "max_sweeps": net.max_sweeps,
+    }
+
+
+def _network(structure: dict[str, Any], tensors: dict[str, Tensor], device: str) -> LRRN:
+    intervals = [Interval(float(lo), float(hi)) for lo, hi in structure["intervals"]]
+    net = LRRN(
+        structure["sizes"],
+        beta=structure["beta"],
+        gamma=structure["gamma"],
+        constraint=intervals[:-1],
+        output_constraint=intervals[-1],
+        bias=structure["bias"],
+        reconstruction_bias=structure["reconstruction_bias"],
+        generator=torch.Generator().manual_seed(0),
+        device=device,
+        dtype=storage.to_dtype(structure["dtype"]),
+        solver=structure["solver"],
+        tol=structure["tol"],
+        max_sweeps=structure["max_sweeps"],
+    )
+    net.load_state_dict(tensors)
+    return net
+
+
+def _plain(value: Any) -> Any:
+    """Turn a value into what JSON can hold, with arrays and tuples marked so that they come back."""
+    if isinstance(value, np.ndarray):
+        return {"array": value.tolist(), "dtype": value.dtype.str if value.dtype != object else "object"}
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(item) for item in value]}
+    if isinstance(value, Interval):
+        return {"tuple": [repr(value.lo), repr(value.hi)], "of": "interval"}
+    if isinstance(value, dict):
+        return {"items": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _restored(value: Any) -> Any:
+    """Undo :func:`_plain`."""
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return np.array(value["array"], dtype=value["dtype"])
+    if value.get("of") == "interval":
+        return Interval(*(float(end) for end in value["tuple"]))
+    if "tuple" in value:
+        return tuple(_restored(item) for item in value["tuple"])
+    return {_restored(key): _restored(item) for key, item in value["items"]}
