@@ -82,7 +82,8 @@ def _first_layer(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase], balan
     for phase, scaled in zip(present[1:], weighted[1:], strict=True):
         gram.addmm_(scaled.mT, phase.blocks[0])
     regression = push
-    share = None if balanced else _sum([phase.weight for phase in present])
+    # a phase whose first layer is an eliminated output has no share in it, and then the weights do not cancel
+    share = None if balanced and len(present) == len(phases) else _sum([phase.weight for phase in present])
     if share is not None:
         image = x @ w.mT if b is None else torch.addmm(b, x, w.mT)
         regression = torch.addcmul(push, share, image, value=-1)

@@ -56,6 +56,13 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
         raise
 
 
+def clear_remains(path: str | os.PathLike[str]) -> None:
+    """Remove what a process killed while writing this file left beside it."""
+    target = Path(path)
+    for part in target.resolve().parent.glob(f".{target.name}.*.part"):
+        part.unlink(missing_ok=True)
+
+
 def read(path: str | os.PathLike[str], *kinds: str) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     """Read a file written by :func:`write`.
 

@@ -80,7 +80,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         return cast(Array, validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
 
     def _begin(self, X: Array, n_outputs: int, beta: Any, output_constraint: Any) -> tuple[int, torch.device]:
-        """Set up scaling, device, seed and network for a fit; return the seed and the device. No outputs: hidden layers only."""
+        """Set up scaling, device, seed and network for a fit; return seed and device. No outputs: hidden layers only."""
         self._check_parameters()
         device = choose_device(self.device)
         self._optimizer_state = None

@@ -70,10 +70,15 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
     decoupled_weight_decay : float, default=0.0
         AdamW's, on all weights; needs optimizer="adamw".
-    margin, temperature : float, default=0.5 and 0.25
-        Of the margin objective.
-    free_energy_weight : float, default=0.1
+    margin, temperature : float, default=0.3 and 0.1
+        Of the margin objective: how far the right score should lead, and how soft the loss is.
+    free_energy_weight : float, default=0.0001
         Weight of the free energy in the semi-supervised objective.
+    self_training : float, default=1.0
+        Weight, in the semi-supervised objective, of unlabelled samples whose own prediction leads by ``confidence``; 0 leaves
+        them to the free energy alone. Labelled samples are repeated so that they make up half of what is seen.
+    confidence : float, default=0.3
+        Lead a prediction needs to count as a label.
     pretrain_epochs : int, default=0
         Epochs of unsupervised training (free energy) before the supervised ones.
     pretrain_learning_rate : float, default=0.005
@@ -148,9 +153,11 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         epochs: int = 60,
         weight_decay: float = 5e-5,
         decoupled_weight_decay: float = 0.0,
-        margin: float = 0.5,
-        temperature: float = 0.25,
-        free_energy_weight: float = 0.1,
+        margin: float = 0.3,
+        temperature: float = 0.1,
+        free_energy_weight: float = 0.0001,
+        self_training: float = 1.0,
+        confidence: float = 0.3,
         pretrain_epochs: int = 0,
         pretrain_learning_rate: float = 0.005,
         max_weight_norm: float | None = None,
@@ -187,6 +194,8 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         self.margin = margin
         self.temperature = temperature
         self.free_energy_weight = free_energy_weight
+        self.self_training = self_training
+        self.confidence = confidence
         self.pretrain_epochs = pretrain_epochs
         self.pretrain_learning_rate = pretrain_learning_rate
         self.max_weight_norm = max_weight_norm
@@ -284,7 +293,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
             "cross_entropy": CrossEntropy(),
             "squared_error": SquaredError(),
             "class_energy": ClassEnergy(),
-            "semi_supervised": SemiSupervised(self.free_energy_weight),
+            "semi_supervised": SemiSupervised(self.free_energy_weight, self.self_training, self.confidence),
         }
         if self.objective not in objectives:
             raise ValueError(f"unknown objective {self.objective!r}; use one of {', '.join(objectives)}")
@@ -323,7 +332,11 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         return weight * (len(weight) / weight.sum())
 
     def _data(self, X: Array, label: Array, weight: Array | None, device: torch.device) -> Data:
-        keep = slice(None) if weight is None else weight > 0
+        keep = np.arange(len(X)) if weight is None else np.flatnonzero(weight > 0)
+        if self.objective == "semi_supervised":
+            known = keep[label[keep] != UNLABELLED]
+            repeats = max(1, (len(keep) - len(known)) // max(len(known), 1))
+            keep = np.concatenate([keep, *[known] * (repeats - 1)])
         dtype = self.network_.W[0].dtype
         classes = torch.as_tensor(label[keep]).to(device)
         target = functional.one_hot(classes.clamp(min=0), len(self.classes_)).to(dtype) * (classes >= 0)[:, None]

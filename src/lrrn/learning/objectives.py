@@ -70,6 +70,8 @@ class EnergyTerm:
         Activations and the factor of their energy.
     rows : Tensor, optional
         The samples of the batch it is about; all of them if not given.
+    share : Tensor of shape (len(rows),), optional
+        A factor on each of them, already in ``value``.
     """
 
     energy: LiftedEnergy
@@ -77,10 +79,12 @@ class EnergyTerm:
     value: Tensor
     phases: list[tuple[float, list[Tensor]]]
     rows: Tensor | None = None
+    share: Tensor | None = None
 
     def gradients(self, weight: Tensor) -> list[Tensor]:
         """Return the derivatives of the weighted sum over samples, for ``weight`` of shape (n,)."""
         column = weight[:, None] if self.rows is None else weight[self.rows, None]
+        column = column if self.share is None else column * self.share[:, None]
         balanced = sum(sign for sign, _ in self.phases) == 0
         phases = [Phase(blocks, column if sign == 1 else sign * column) for sign, blocks in self.phases]
         return energy_gradients(self.energy, self.x, phases, balanced).flat()
@@ -169,26 +173,39 @@ class Contrastive(EnergyObjective):
 @final
 @dataclass(frozen=True)
 class SemiSupervised(EnergyObjective):
-    """Contrastive on labelled samples plus ``weight`` times the free energy on all.
+    """Contrastive on labelled samples plus ``weight`` times the free energy on all; optionally learns from its own labels.
 
     Parameters
     ----------
-    weight : float, default=0.1
+    weight : float, default=0.0001
         lambda, the weight of the free energy.
+    self_training : float, default=0.0
+        Weight of the contrastive gap of unlabelled samples towards the class they are predicted to have, once that prediction
+        leads by more than ``confidence``.
+    confidence : float, default=0.5
+        Targets are one-hot, so a lead of one is certainty.
     """
 
-    weight: float = 0.1
+    weight: float = 0.0001
+    self_training: float = 0.0
+    confidence: float = 0.5
 
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
         """Infer the free phase of all samples, and the clamped phase of those whose label is not -1."""
         energy = net.energy_now()
         qp, free = _free(net, energy, batch)
         terms = [_free_term(energy, batch.x, free, self.weight)]
-        rows = (_needed(batch.label) >= 0).nonzero().squeeze(1)
+        target, known = _needed(batch.target), _needed(batch.label) >= 0
+        weight = known.to(batch.x.dtype)
+        if self.self_training:
+            lead, guess = energy.activations(batch.x, free.z)[-1].topk(2, dim=-1)
+            sure = ~known & (lead[:, 0] - lead[:, 1] > self.confidence)
+            target = torch.where(known[:, None], target, functional.one_hot(guess[:, 0], target.shape[1]).to(target))
+            weight = weight + self.self_training * sure
+        rows = weight.nonzero().squeeze(1)
         if rows.numel() > 0:
-            target = _needed(batch.target)[rows]
-            gap = _gap_term(net, energy, batch.x[rows], target, qp.take(rows), free.take(rows))
-            terms.append(replace(gap, rows=rows))
+            gap = _gap_term(net, energy, batch.x[rows], target[rows], qp.take(rows), free.take(rows))
+            terms.append(replace(gap, rows=rows, value=gap.value * weight[rows], share=weight[rows]))
         return terms
 
 

@@ -205,6 +205,8 @@ class Trainer:
         if self.settings.reuse_activations:
             self._activations = data.x.new_zeros((len(data), sum(self.net.energy_now().free_sizes)))
         identity = self._identity(data)
+        if self.checkpoint is not None:
+            storage.clear_remains(self.checkpoint)
         if resume and self.checkpoint is not None and self.checkpoint.is_file():
             self.position = checkpoint.restore(self.checkpoint, identity, self._carried(), self.optimizer)
             logger.info("resumed from %s after epoch %d, step %d", self.checkpoint, self.position.epoch, self.position.step)

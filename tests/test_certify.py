@@ -1,0 +1,217 @@
+"""Certificates must hold: perturbations inside a radius, found by looking hard for one, never change the label."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.exceptions import ConvergenceWarning
+
+import lrrn
+from lrrn.certify.outputs import linear_response, pair_constants, single_constants
+from lrrn.certify.radius import METHODS
+from oracles import random_input, random_network
+
+CASES = st.fixed_dictionaries(
+    dict(
+        sizes=st.sampled_from([(5, 3), (5, 4, 3), (3, 6, 4), (5, 4, 6, 3), (4, 5, 4, 5, 3)]),
+        last_beta=st.sampled_from([0.0, 0.5, 1.0]),
+        beta=st.sampled_from([0.0, 0.4, 1.0, 3.0]),
+        gamma=st.sampled_from([0.1, 1.0, 2.0]),
+        scale=st.sampled_from([0.5, 1.0, 3.0]),
+        constraint=st.sampled_from(["free", "nonneg", "box", (-0.3, 0.5)]),
+        output=st.sampled_from(["free", "nonneg", (-0.6, 0.7)]),
+        seed=st.integers(0, 10_000),
+    )
+)
+
+
+def make(case) -> lrrn.LRRN:
+    sizes = case["sizes"]
+    return random_network(
+        sizes,
+        beta=(case["beta"],) * (len(sizes) - 2) + (case["last_beta"],),
+        gamma=case["gamma"],
+        scale=case["scale"],
+        constraint=case["constraint"],
+        output_constraint=case["output"],
+        seed=case["seed"],
+    )
+
+
+def worst_within(net, x, label, radius):
+    """Label after the strongest perturbation of norm ``radius`` that a few gradient steps per rival class find."""
+    found = torch.zeros(len(x), dtype=torch.bool)
+    for rival in range(net.sizes[-1]):
+        delta = 1e-3 * random_input(len(x), x.shape[1], seed=rival)
+        for _ in range(8):
+            delta = delta.detach().requires_grad_()
+            y = net(x + delta)
+            lead = y.gather(1, label[:, None])[:, 0] - y[:, rival]
+            (slope,) = torch.autograd.grad(lead.sum(), delta)
+            step = delta.detach() - 0.5 * radius[:, None] * slope / slope.norm(dim=1, keepdim=True).clamp(min=1e-12)
+            delta = step * (radius / step.norm(dim=1).clamp(min=1e-300)).clamp(max=1.0)[:, None]
+        # and straight to the edge of the ball
+        for candidate in (delta, delta * (radius / delta.norm(dim=1).clamp(min=1e-300))[:, None]):
+            inside = candidate * (1 - 1e-9)
+            found |= net.infer(x + inside).output.argmax(-1) != label
+    return found
+
+
+@given(case=CASES)
+@settings(max_examples=60)
+def test_no_perturbation_inside_the_radius_changes_the_label(case):
+    net = make(case)
+    x = random_input(12, net.sizes[0], seed=case["seed"])
+    for method in ("paper", "spectral"):
+        certificate = lrrn.certify(net, x, method)
+        reach = certificate.radius.clamp(max=1e6)
+        certain = certificate.radius > 0
+        assert not (worst_within(net, x, certificate.prediction, reach) & certain).any()
+
+
+@given(case=CASES)
+@settings(max_examples=60)
+def test_methods_are_ordered(case):
+    net = make(case)
+    x = random_input(20, net.sizes[0], seed=case["seed"])
+    radii = {method: lrrn.certify(net, x, method).radius for method in METHODS}
+    slack = 1e-9 * (1 + radii["paper"])
+    assert (radii["pairwise"] >= radii["paper"] - slack).all() and (radii["spectral"] >= radii["pairwise"] - slack).all()
+    assert torch.equal(radii["auto"], radii["spectral"])
+    exact = lrrn.certify(net, x, guarantee="exact").radius
+    assert (exact >= radii["auto"] - slack).all()
+
+
+@given(case=CASES)
+@settings(max_examples=60)
+def test_constants_bound_the_slopes_of_outputs_and_differences(case):
+    net = make(case)
+    x = (2 * random_input(30, net.sizes[0], seed=case["seed"])).requires_grad_()
+    y = net(x)
+    rows = torch.stack([torch.autograd.grad(y[:, j].sum(), x, retain_graph=True)[0] for j in range(net.sizes[-1])], 1)
+    single = single_constants(net).rho
+    assert (rows.norm(dim=-1) <= single * (1 + 1e-7)).all()
+    differences = (rows[:, :, None] - rows[:, None]).norm(dim=-1)
+    for method in ("paper", "pairwise", "spectral"):
+        assert (differences <= pair_constants(net, method).rho * (1 + 1e-7) + 1e-12).all()
+
+
+def test_the_papers_radius_is_its_formula():
+    net = random_network((6, 5, 4), beta=(1.0, 0.0))
+    x = random_input(10, 6)
+    certificate = lrrn.certify(net, x, "paper", guarantee="exact", tol=1e-12)
+    rho = float(torch.linalg.matrix_norm(net.W[-1].detach(), ord=2))
+    torch.testing.assert_close(certificate.radius, certificate.margin / (2**0.5 * rho), rtol=1e-5, atol=1e-9)
+
+
+def test_pairwise_radius_of_a_free_output_by_hand():
+    net = random_network((6, 5, 4), beta=(1.0, 0.0))
+    x = random_input(10, 6)
+    certificate = lrrn.certify(net, x, "pairwise", guarantee="exact", tol=1e-12)
+    y, w = net.infer(x, tol=1e-12).output, net.W[-1].detach()
+    for i in range(10):
+        best = int(y[i].argmax())
+        rivals = [j for j in range(4) if j != best]
+        expected = min(float((y[i, best] - y[i, j]) / (w[best] - w[j]).norm()) for j in rivals)
+        assert float(certificate.radius[i]) == pytest.approx(expected, rel=1e-6)
+        assert int(certificate.prediction[i]) == best
+
+
+def test_a_linear_classifier_gets_its_exact_radius():
+    """One layer, beta 0: the distance to the nearest decision boundary is known exactly."""
+    net = random_network((6, 4), beta=(0.0,))
+    x = random_input(10, 6)
+    certificate = lrrn.certify(net, x)
+    y, w = (x @ net.W[0].mT + net.b[0]).detach(), net.W[0].detach()
+    for i in range(10):
+        best = int(y[i].argmax())
+        exact = min(float((y[i, best] - y[i, j]) / (w[best] - w[j]).norm()) for j in range(4) if j != best)
+        assert exact * (1 - 1e-9) <= float(certificate.radius[i]) <= exact
+
+
+def test_a_loose_solver_shrinks_the_radius_and_it_stays_sound():
+    net = random_network((8, 10, 10, 4), scale=2.0)
+    x = random_input(40, 8)
+    tight = lrrn.certify(net, x, tol=1e-12)
+    for tol in (1e-2, 1e-3, 1e-4):
+        loose = lrrn.certify(net, x, tol=tol)
+        assert (loose.radius <= tight.radius).all() and (loose.radius < tight.radius).any()
+        exact = lrrn.certify(net, x, tol=tol, guarantee="exact")
+        assert (exact.radius <= tight.radius + 2 * exact.error_bound).all()
+        same = loose.prediction == tight.prediction
+        assert (loose.radius[~same] == 0).all()
+
+
+def test_an_unconverged_sample_gets_radius_zero_and_a_word_why():
+    net = random_network((8, 10, 10, 4), scale=3.0)
+    with pytest.warns(ConvergenceWarning, match="stopped at max_sweeps"):
+        certificate = lrrn.certify(net, random_input(5, 8), solver="coordinate_descent", tol=1e-12, max_sweeps=1)
+    assert (certificate.radius == 0).all()
+
+
+def test_no_radius_without_a_proven_eigenvalue():
+    net = random_network((10, 8, 8, 8, 3), beta=0.0, scale=2000.0, output_constraint="box")
+    assert (lrrn.certify(net, random_input(3, 10), tol=1e-3).radius == 0).all()
+
+
+def test_certified_accuracy():
+    net = random_network((6, 5, 4), beta=(1.0, 0.0))
+    x = random_input(50, 6)
+    certificate = lrrn.certify(net, x)
+    y = certificate.prediction.clone()
+    y[::5] = (y[::5] + 1) % 4
+    assert certificate.certified_accuracy(y, 0.0) == pytest.approx(0.8)
+    eps = float(certificate.radius.median())
+    right = certificate.prediction == y
+    assert certificate.certified_accuracy(y, eps) == pytest.approx(float((right & (certificate.radius > eps)).double().mean()))
+    assert certificate.certified_accuracy(y, 1e9) == 0.0
+    with pytest.raises(ValueError, match="eps must be at least 0; got -1"):
+        certificate.certified_accuracy(y, -1)
+
+
+def test_bad_requests():
+    net, x = random_network((6, 5, 4)), random_input(2, 6)
+    with pytest.raises(ValueError, match="unknown method 'exact'"):
+        lrrn.certify(net, x, "exact")
+    with pytest.raises(ValueError, match="unknown guarantee 'maybe'"):
+        lrrn.certify(net, x, guarantee="maybe")
+    with pytest.raises(ValueError, match="this network has one"):
+        lrrn.certify(random_network((6, 5, 1)), x)
+    with pytest.raises(ValueError, match="eps must be at least 0"):
+        lrrn.output_interval(net, x, -0.1)
+
+
+@given(case=CASES, eps=st.sampled_from([0.0, 0.01, 0.3]))
+@settings(max_examples=40)
+def test_outputs_stay_in_their_intervals(case, eps):
+    net = make(case)
+    x = random_input(10, net.sizes[0], seed=case["seed"])
+    lower, upper = lrrn.output_interval(net, x, eps)
+    generator = torch.Generator().manual_seed(case["seed"])
+    for _ in range(20):
+        delta = torch.randn(x.shape, dtype=torch.float64, generator=generator)
+        y = net.infer(x + eps * delta / delta.norm(dim=1, keepdim=True)).output
+        assert (lower <= y).all() and (y <= upper).all()
+    allowed = net.intervals[-1]
+    assert (lower >= allowed.lo).all() and (upper <= allowed.hi).all()
+
+
+def test_linear_response_error_is_bounded():
+    generator = torch.Generator().manual_seed(0)
+    for scale in (1.0, 1e3, 1e6):
+        w = scale * torch.randn(4, 6, dtype=torch.float64, generator=generator)
+        rows, slack = linear_response(w, 0.7)
+        u, s, v = torch.linalg.svd(w, full_matrices=False)
+        exact = u @ torch.diag(1.7 * s / (1 + 0.7 * s * s)) @ v
+        assert float((rows - exact).norm()) <= slack
+
+
+def test_float32_networks_are_certified_for_their_exact_weights():
+    net = random_network((8, 10, 4), dtype=torch.float32)
+    x = random_input(20, 8, dtype=torch.float32)
+    double = copy.deepcopy(net).double()
+    torch.testing.assert_close(lrrn.certify(net, x).radius, lrrn.certify(double, x.double()).radius, rtol=0, atol=0)
