@@ -86,8 +86,9 @@ def test_an_error_in_a_part_reaches_the_caller():
 
 def test_answers_do_not_depend_on_the_number_of_threads():
     net = random_network((20, 30, 30, 5), dtype=torch.float32)
-    x = random_input(300, 20, dtype=torch.float32)
+    x = random_input(5000, 20, dtype=torch.float32)
     two = net.infer(x).activations
+    assert threads._pool is not None  # so many rows are worth a second thread
     torch.set_num_threads(1)
     one = net.infer(x).activations
     assert all(torch.equal(a, b) for a, b in zip(one[:-1], two[:-1], strict=True))
@@ -107,7 +108,7 @@ import os, torch
 from lrrn import threads
 from oracles import random_input, random_network
 threads.workers = lambda: 2
-net, x = random_network((20, 30, 30, 5)), random_input(200, 20)
+net, x = random_network((20, 30, 30, 5)), random_input(5000, 20)
 expected = net.infer(x).output
 child = os.fork()
 if child == 0:

@@ -168,7 +168,7 @@ class LiftedEnergy:
         v : Tensor of shape (n, dim)
             Gradient of a loss in ``z``.
         """
-        lo, hi = (bound[:, : z.shape[1]] for bound in self._bounds)
+        lo, hi = (bound[:, : z.shape[1]] for bound in self.box)
         reach = torch.full_like(z, torch.inf).masked_fill_((z <= lo) | (z >= hi), 0)
         return BoxQP(self.free_hessian, v, -reach, reach)
 
@@ -334,11 +334,11 @@ class LiftedEnergy:
         return term
 
     def _boxed(self, hessian: BlockTridiagonal, q: Tensor) -> BoxQP:
-        lo, hi = self._bounds
+        lo, hi = self.box
         return BoxQP(hessian, q, lo[:, : q.shape[1]], hi[:, : q.shape[1]])
 
     @cached_property
-    def _bounds(self) -> tuple[Tensor, Tensor]:
+    def box(self) -> tuple[Tensor, Tensor]:
         """Bounds of all layers, each of shape (1, d_1 + ... + d_L)."""
         return bounds(self.intervals, self.sizes[1:], self.weights[0].detach())
 

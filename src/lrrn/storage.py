@@ -36,7 +36,7 @@ def write(path: str | os.PathLike[str], kind: str, tensors: dict[str, Tensor], h
         Anything JSON can hold.
     """
     envelope = {"kind": kind, "version": VERSION, "header": header}
-    contiguous = {name: t.detach().contiguous() for name, t in tensors.items()}
+    contiguous = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     write_bytes(path, save(contiguous, metadata={_KEY: json.dumps(envelope)}))
 
 

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
 
 import torch
 
@@ -49,6 +48,17 @@ def blas_threads(n: int = 1) -> Iterator[None]:
         _here.workers = outer
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Hold torch's BLAS, and that of NumPy and SciPy that compiled kernels call, to one thread."""
+    # loaded first, or the limit would not reach it
+    import scipy.linalg.cython_blas  # noqa: F401
+    from threadpoolctl import threadpool_limits
+
+    with blas_threads(1), threadpool_limits(1, user_api="blas"):
+        yield
+
+
 def over_rows(work: Callable[[int, int], None], n_rows: int, min_rows: int) -> None:
     """Call ``work(start, stop)`` for consecutive parts of ``n_rows``, on as many threads as pay off.
 
@@ -62,13 +72,25 @@ def over_rows(work: Callable[[int, int], None], n_rows: int, min_rows: int) -> N
         The least number of rows worth a thread of their own.
     """
     parts = max(1, min(workers(), n_rows // min_rows))
-    if parts == 1:
-        work(0, n_rows)
-        return
     edges = [n_rows * i // parts for i in range(parts + 1)]
-    pool = _executor(parts)
-    futures = [pool.submit(work, start, stop) for start, stop in pairwise(edges[1:])]
-    work(0, edges[1])
+    side_by_side(lambda part: work(edges[part], edges[part + 1]), parts)
+
+
+def side_by_side(work: Callable[[int], None], parts: int) -> None:
+    """Call ``work(0)``, ..., ``work(parts - 1)``, at most ``workers()`` at a time."""
+    threads = min(workers(), parts)
+    if threads == 1:
+        for part in range(parts):
+            work(part)
+        return
+
+    def share(first: int) -> None:
+        for part in range(first, parts, threads):
+            work(part)
+
+    pool = _executor(threads)
+    futures = [pool.submit(share, first) for first in range(1, threads)]
+    share(0)
     for future in futures:
         future.result()
 

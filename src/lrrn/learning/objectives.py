@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, final
+from typing import Any, ClassVar, Protocol, final
 
 import torch
 from torch import Tensor
@@ -94,7 +94,15 @@ class EnergyObjective(ABC):
     """An objective made of energies at fixed activations: the envelope theorem makes their derivatives its own.
 
     Calling it gives losses for autograd; the trainer takes :meth:`terms` directly, which saves half of a small step.
+
+    Attributes
+    ----------
+    signs : (float, float) or None
+        Factors on the free and on the clamped energy, if a weighted sum of the two is all there is to the objective: then the
+        trainer may compute it by a compiled step.
     """
+
+    signs: ClassVar[tuple[float, float] | None] = None
 
     @abstractmethod
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
@@ -140,6 +148,8 @@ class _FixedEnergies(torch.autograd.Function):
 class FreeEnergy(EnergyObjective):
     """The paper's unsupervised loss (eq. unsupervised): E(z*(x); x)."""
 
+    signs = (1.0, 0.0)
+
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
         """Infer the free phase."""
         energy = net.energy_now()
@@ -149,6 +159,8 @@ class FreeEnergy(EnergyObjective):
 @final
 class ClassEnergy(EnergyObjective):
     """The paper's class-specific loss (eq. class_specific): E(zhat(x, y); x), predicted by the label of least energy."""
+
+    signs = (0.0, 1.0)
 
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
         """Infer the clamped phase."""
@@ -162,6 +174,8 @@ class ClassEnergy(EnergyObjective):
 @final
 class Contrastive(EnergyObjective):
     """The paper's supervised loss (eq. contrastive): E(zhat(x, y); x) - E(z*(x); x)."""
+
+    signs = (-1.0, 1.0)
 
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
         """Infer the free phase, then the clamped phase from there."""

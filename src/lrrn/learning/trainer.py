@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -19,13 +19,15 @@ from torch import Tensor
 from lrrn import storage
 from lrrn.learning import checkpoint
 from lrrn.learning.checkpoint import Position
+from lrrn.learning.flat import FlatParameters
+from lrrn.learning.fused import SWEEPS, FusedStep
 from lrrn.learning.monitor import SolveCounts, check_health, condition_number, start_vectors, weight_norms
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective, total, total_gradients
 from lrrn.learning.progress import JsonLines, ProgressBar
 from lrrn.learning.schedules import schedule
 from lrrn.network import LRRN
 from lrrn.qp import DEFAULT_TOL
-from lrrn.threads import blas_threads
+from lrrn.threads import one_thread
 
 logger = logging.getLogger("lrrn.learning")
 
@@ -168,7 +170,9 @@ class Trainer:
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.checkpoint_seconds = checkpoint_seconds
         self.position = Position(stage=stage)
-        self.optimizer = _optimizer(net, settings)
+        self._flat = FlatParameters(net)
+        self.optimizer = _optimizer(self._flat, settings)
+        self._fused: FusedStep | None = None
         self._rate = schedule(settings.schedule)
         self._vectors = start_vectors(net)
         self._best = [p.detach().clone() for p in net.parameters()]
@@ -207,15 +211,17 @@ class Trainer:
         identity = self._identity(data)
         if self.checkpoint is not None:
             storage.clear_remains(self.checkpoint)
-        if resume and self.checkpoint is not None and self.checkpoint.is_file():
-            self.position = checkpoint.restore(self.checkpoint, identity, self._carried(), self.optimizer)
-            logger.info("resumed from %s after epoch %d, step %d", self.checkpoint, self.position.epoch, self.position.step)
-        else:
-            self._project()
-        total = self.settings.epochs * len(data)
-        done = self.position.epoch * len(data) + self.position.step * self.settings.batch_size
-        lines = JsonLines(self.log, self.history)
-        with blas_threads(1), self._observed() as counts, self._interruptible():
+        with one_thread(), self._flat.attached(), self._observed() as counts, self._interruptible():
+            if resume and self.checkpoint is not None and self.checkpoint.is_file():
+                self.position = checkpoint.restore(self.checkpoint, identity, self._carried(), self.optimizer)
+                logger.info("resumed from %s after epoch %d, step %d", self.checkpoint, self.position.epoch, self.position.step)
+            else:
+                self._project()
+            if FusedStep.applies(self.net, self.objective) and self.settings.max_sweeps >= SWEEPS:
+                self._fused = FusedStep(self.net, cast(EnergyObjective, self.objective), self._flat, self._tol)
+            total = self.settings.epochs * len(data)
+            done = self.position.epoch * len(data) + self.position.step * self.settings.batch_size
+            lines = JsonLines(self.log, self.history)
             with ProgressBar(self.verbose, self.position.stage, total, done) as bar:
                 while self.position.epoch < self.settings.epochs:
                     self._epoch(data, counts, bar, identity)
@@ -238,7 +244,7 @@ class Trainer:
             progress = (position.epoch * n_steps + position.step) / (settings.epochs * n_steps)
             for group in self.optimizer.param_groups:
                 group["lr"] = settings.learning_rate * self._rate(progress)
-            loss = self._step(data, rows.to(data.x.device))
+            loss = self._step(data, rows.to(data.x.device), counts)
             position.loss_sum += loss * len(rows)
             position.weight_sum += len(rows)
             position.step += 1
@@ -254,7 +260,7 @@ class Trainer:
                     raise KeyboardInterrupt
         position.samples, position.sweeps, position.missed = counts.samples, counts.sweeps, counts.missed
 
-    def _step(self, data: Data, rows: Tensor) -> float:
+    def _step(self, data: Data, rows: Tensor, counts: SolveCounts) -> float:
         """Take one optimiser step and return the batch's mean loss."""
         batch = Batch(
             data.x[rows],
@@ -263,33 +269,35 @@ class Trainer:
             None if self._activations is None else self._activations[rows],
         )
         weight = None if data.weight is None else data.weight[rows]
-        loss = self._descend(batch, weight)
+        loss = self._descend(batch, weight, counts)
         if self.settings.weight_decay:
             # lambda |W_{L-1}|_F^2
-            last, slope = self.net.W[-1], 2 * self.settings.weight_decay
-            last.grad = last.detach() * slope if last.grad is None else last.grad.add_(last.detach(), alpha=slope)
+            last = self.net.W[-1]
+            if last.grad is not None:
+                last.grad.add_(last.detach(), alpha=2 * self.settings.weight_decay)
         self.optimizer.step()
         self._project()
         if self._activations is not None and batch.activations is not None:
             self._activations[rows] = batch.activations
         return loss
 
-    def _descend(self, batch: Batch, weight: Tensor | None) -> float:
+    def _descend(self, batch: Batch, weight: Tensor | None, counts: SolveCounts) -> float:
         """Set the parameters' gradients and return the mean loss."""
         n = len(batch.x)
         if isinstance(self.objective, EnergyObjective):
             with torch.no_grad():
-                terms = self.objective.terms(self.net, batch)
                 share = batch.x.new_full((n,), 1 / n) if weight is None else weight / n
-                gradients = total_gradients(terms, share)
-                for p, g in zip(self.net.flat_parameters(), gradients, strict=True):
-                    p.grad = g
-                return float(torch.dot(total(terms, n), share))
+                loss = None if self._fused is None else self._fused(batch, share, counts)
+                if loss is None:
+                    terms = self.objective.terms(self.net, batch)
+                    self._flat.set_gradient(total_gradients(terms, share))
+                    loss = float(torch.dot(total(terms, n), share))
+                return loss
         losses = self.objective(self.net, batch)
-        loss = losses.mean() if weight is None else (losses * weight).mean()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        return float(loss.detach())
+        mean = losses.mean() if weight is None else (losses * weight).mean()
+        self._flat.gradient.zero_()
+        mean.backward()
+        return float(mean.detach())
 
     def _project(self) -> None:
         """Keep what must hold after every step: the objective's own constraint, and the cap on weight norms."""
@@ -391,13 +399,17 @@ class Trainer:
         for p, best in zip(self.net.parameters(), self._best, strict=True):
             p.copy_(best)
 
+    @property
+    def _tol(self) -> float:
+        return DEFAULT_TOL[self.net.W[0].dtype] if self.settings.tol is None else self.settings.tol
+
     @contextmanager
     def _observed(self) -> Iterator[SolveCounts]:
         """Let the network's solves report to a counter, at the tolerance of the settings."""
         net, counts = self.net, SolveCounts()
         before = net.report, net.tol, net.max_sweeps
         net.report, net.max_sweeps = counts, self.settings.max_sweeps
-        net.tol = DEFAULT_TOL[net.W[0].dtype] if self.settings.tol is None else self.settings.tol
+        net.tol = self._tol
         try:
             yield counts
         finally:
@@ -422,15 +434,14 @@ class Trainer:
             signal.signal(signal.SIGINT, before)
 
 
-def _optimizer(net: LRRN, settings: Settings) -> torch.optim.Optimizer:
-    weights, biases = list(net.W), [p for group in (net.b, net.c) for p in group if p is not None]
+def _optimizer(flat: FlatParameters, settings: Settings) -> torch.optim.Optimizer:
     rate = settings.learning_rate
     if settings.optimizer == "sgd":
-        return torch.optim.SGD([*weights, *biases], lr=rate, fused=True)
+        return torch.optim.SGD(flat.everything(), lr=rate, fused=True)
     if settings.optimizer == "adam":
-        return torch.optim.Adam([*weights, *biases], lr=rate, fused=True)
+        return torch.optim.Adam(flat.everything(), lr=rate, fused=True)
     groups = [
-        {"params": weights, "weight_decay": settings.decoupled_weight_decay},
-        {"params": biases, "weight_decay": 0.0},
+        {"params": flat.weights(), "weight_decay": settings.decoupled_weight_decay},
+        {"params": flat.biases(), "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=rate, fused=True)

@@ -109,7 +109,7 @@ def pack(h: BlockTridiagonal) -> _Packed:
     """Lay the Hessian out in panels, every layer padded to whole ones."""
     from lrrn.solvers._cd_numba import fill_panels, invert_diagonal
 
-    layout, place, n_padded, total = _plan(h.sizes)
+    layout, place, n_padded, total = panel_plan(h.sizes)
     blocks = [block.contiguous().numpy() for block in h.diag]
     sub = [block.contiguous().numpy() for block in h.sub]
     panels = np.zeros(total, blocks[0].dtype)
@@ -124,7 +124,7 @@ def pack(h: BlockTridiagonal) -> _Packed:
 
 
 @lru_cache(maxsize=64)
-def _plan(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, int, int]:
+def panel_plan(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, int, int]:
     """Layout of the panels, padded place of each unit, padded number of units, and length of ``panels``, by layer widths."""
     from lrrn.solvers._cd_vector import PANEL
 

@@ -1,0 +1,81 @@
+"""A network's parameters in one vector while it is trained: one array for the compiled step, one tensor for the optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from lrrn.network import LRRN
+
+
+@final
+class FlatParameters:
+    """All W, then all b, then all c of a network in one vector, and their derivatives in another.
+
+    Parameters
+    ----------
+    net : LRRN
+        While :meth:`attached`, its parameters are views of :attr:`vector` and their ``grad`` views of :attr:`gradient`.
+
+    Attributes
+    ----------
+    vector, gradient : Tensor of shape (p,)
+        Values and derivatives.
+    """
+
+    def __init__(self, net: LRRN) -> None:
+        self._parameters = [p for p in net.parameters() if isinstance(p, nn.Parameter)]
+        self.vector = torch.cat([p.detach().reshape(-1) for p in self._parameters])
+        self.gradient = torch.zeros_like(self.vector)
+        self._n_weights = len(net.W)
+
+    def weights(self) -> list[Tensor]:
+        """Return the stretches of ``vector`` that hold trainable weights, for an optimiser."""
+        return self._stretches(0, self._n_weights)
+
+    def biases(self) -> list[Tensor]:
+        """Return those that hold trainable biases."""
+        return self._stretches(self._n_weights, len(self._parameters))
+
+    def everything(self) -> list[Tensor]:
+        """Return those of all trainable parameters: one, unless some have ``requires_grad=False``."""
+        return self._stretches(0, len(self._parameters))
+
+    def _stretches(self, first: int, last: int) -> list[Tensor]:
+        """Merge neighbouring trainable parameters."""
+        at, spans = 0, list[tuple[int, int]]()
+        for i, p in enumerate(self._parameters):
+            end = at + p.numel()
+            if first <= i < last and p.requires_grad:
+                spans = [*spans[:-1], (spans[-1][0], end)] if spans and spans[-1][1] == at else [*spans, (at, end)]
+            at = end
+        stretches = []
+        for start, end in spans:
+            stretch = self.vector[start:end]
+            stretch.grad = self.gradient[start:end]
+            stretches.append(stretch)
+        return stretches
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Let the network's parameters live in the vector; afterwards each has memory of its own again."""
+        sizes = [p.numel() for p in self._parameters]
+        with torch.no_grad():
+            values, slopes = self.vector.split(sizes), self.gradient.split(sizes)
+            for p, value, slope in zip(self._parameters, values, slopes, strict=True):
+                value.copy_(p.reshape(-1))
+                p.data, p.grad = value.view(p.shape), slope.view(p.shape) if p.requires_grad else None
+        try:
+            yield
+        finally:
+            for p in self._parameters:
+                p.data, p.grad = p.data.clone(), None
+
+    @torch.no_grad()
+    def set_gradient(self, parts: list[Tensor]) -> None:
+        """Set the derivatives from a list in the order of the network's ``flat_parameters``."""
+        torch.cat([part.reshape(-1) for part in parts], out=self.gradient)

@@ -1,0 +1,149 @@
+"""The fast way through a training step on the CPU: solves and derivatives of the paper's objectives in one compiled call."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrrn.learning.flat import FlatParameters
+from lrrn.learning.monitor import SolveCounts
+from lrrn.learning.objectives import Batch, EnergyObjective, Objective
+from lrrn.network import LRRN
+from lrrn.solvers.coordinate_descent import panel_plan
+from lrrn.threads import side_by_side
+
+SWEEPS = 32
+"""Sweeps a phase may take here; a batch that needs more goes the general way, which can call in Newton's method."""
+PART_ROWS, MOST_PARTS = 48, 8
+"""A batch is cut into parts of at least so many rows, whatever the number of threads, so that sums do not depend on that."""
+
+
+@final
+class FusedStep:
+    """Loss and derivatives of a signed sum of the free and the clamped energy.
+
+    It does what :meth:`EnergyObjective.terms` and :func:`total_gradients` do, for the objectives that name their ``signs``. A
+    batch with a solve that is slow to converge is handed back.
+
+    Parameters
+    ----------
+    net : LRRN
+    objective : EnergyObjective
+        One for which :meth:`applies`.
+    flat : FlatParameters
+        The network's, attached.
+    tol : float
+        Relative residual to solve to.
+    """
+
+    def __init__(self, net: LRRN, objective: EnergyObjective, flat: FlatParameters, tol: float) -> None:
+        energy = net.energy_now()
+        signs = objective.signs
+        assert signs is not None
+        dtype = flat.vector.numpy().dtype
+        self._flat, self._tol = flat, tol
+        self._signs = tuple(dtype.type(sign) for sign in signs)
+        at, places = 0, []
+        for group in (net.W, net.b, net.c):
+            parameters = list(group)
+            places.append(np.array([-1] * len(net.W), np.int64))
+            for k, p in enumerate(parameters):
+                if p is not None:
+                    places[-1][k] = at
+                    at += p.numel()
+        discounts, beta = np.array(energy.discounts), np.array(energy.beta)
+        hidden = energy.sizes[1:-1]
+        self._free, self._hidden = sum(energy.free_sizes), sum(hidden)
+        self._lo, self._hi = energy.box
+        self._first, self._gram = net.W[0].detach(), energy.weights[0].new_empty((energy.sizes[1], energy.sizes[1]))
+        self._zero = torch.zeros_like(self._lo).clamp_(self._lo, self._hi)[:, : self._free]
+        self._zero_is_feasible = not bool(self._zero.any())
+        self._fixed = (
+            *places,
+            np.array(energy.sizes, np.int64),
+            discounts.astype(dtype),
+            (discounts * beta).astype(dtype),
+            (discounts * (1 + beta)).astype(dtype),
+            energy.eliminated,
+            panel_plan(energy.free_sizes),
+            panel_plan(hidden),
+            self._lo.numpy(),
+            self._hi.numpy(),
+        )
+
+    @staticmethod
+    def applies(net: LRRN, objective: Objective) -> bool:
+        """Whether the objective is made of the two phases, and the network one the CPU kernels take."""
+        w = net.W[0]
+        return (
+            isinstance(objective, EnergyObjective)
+            and objective.signs is not None
+            and len(net.W) > 1
+            and w.device.type == "cpu"
+            and w.dtype in (torch.float32, torch.float64)
+            and net.solver in ("auto", "coordinate_descent")
+        )
+
+    def __call__(self, batch: Batch, weight: Tensor, counts: SolveCounts) -> float | None:
+        """Set the derivatives of the weighted sum of losses and return that sum; None if the batch should go the general way.
+
+        ``batch.activations`` gets the free phase's activations; after None, ``batch.start`` is how far it came.
+        """
+        x, n = batch.x, len(batch.x)
+        cold = batch.start is None and self._zero_is_feasible
+        if batch.start is None:
+            start = x.new_zeros((n, self._free)) if cold else self._zero.repeat(n, 1)
+        else:
+            start = batch.start.clamp(self._lo[:, : self._free], self._hi[:, : self._free])
+        z_clamped = start[:, : self._hidden].contiguous() if self._signs[0] == 0 else x.new_empty((n, self._hidden))
+        target = x.new_zeros((n, 0)) if self._signs[1] == 0 else batch.target
+        if target is None:
+            raise ValueError("this objective needs targets y, and none were given")
+        torch.mm(self._first, self._first.mT, out=self._gram)
+        parts = max(1, min(MOST_PARTS, n // PART_ROWS))
+        edges = [n * i // parts for i in range(parts + 1)]
+        gradients = (
+            self._flat.gradient[None] if parts == 1 else self._flat.gradient.new_empty((parts, len(self._flat.gradient)))
+        )
+        gradients.zero_()
+        sweeps, losses, failed = np.zeros((parts, 1), np.int64), x.new_empty(n), [0] * parts
+        arrays = [t.numpy() for t in (x, target, weight, start, z_clamped, losses, gradients)]
+
+        def work(part: int) -> None:
+            failed[part] = self._run(part, slice(edges[part], edges[part + 1]), cold, arrays, sweeps)
+
+        side_by_side(work, parts)
+        counts.sweeps += int(sweeps.sum())
+        if any(failed):
+            batch.start = start if self._signs[0] else torch.cat((z_clamped, start[:, self._hidden :]), 1)
+            return None
+        if parts > 1:
+            torch.sum(gradients, 0, out=self._flat.gradient)
+        counts.samples += n * sum(1 for sign in self._signs if sign)
+        batch.activations = start if self._signs[0] else None
+        return float(torch.dot(losses, weight))
+
+    def _run(self, part: int, rows: slice, cold: bool, arrays: list[np.ndarray], sweeps: np.ndarray) -> int:
+        from lrrn.learning._fused_numba import energy_step
+
+        x, target, weight, start, z_clamped, losses, gradients = arrays
+        return energy_step(
+            self._flat.vector.numpy(),
+            *self._fixed,
+            self._gram.numpy(),
+            x[rows],
+            target[rows],
+            weight[rows],
+            *self._signs,
+            self._tol,
+            SWEEPS,
+            cold,
+            start[rows],
+            z_clamped[rows],
+            sweeps[part],
+            losses[rows],
+            gradients[part],
+        )

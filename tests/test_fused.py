@@ -1,0 +1,189 @@
+"""The compiled training step against the general one, which the oracles hold; and how the trainer uses it."""
+
+import numpy as np
+import pytest
+import torch
+
+from lrrn import LRRN
+from lrrn.learning import ClassEnergy, Contrastive, Data, FreeEnergy, Margin, SemiSupervised, Settings, Trainer
+from lrrn.learning.flat import FlatParameters
+from lrrn.learning.fused import FusedStep
+from lrrn.learning.monitor import SolveCounts
+from lrrn.learning.objectives import Batch, total, total_gradients
+
+NETWORKS = {
+    "paper": dict(sizes=(12, 9, 7, 3)),
+    "two layers": dict(sizes=(12, 9, 3)),
+    "deep, betas apart": dict(sizes=(12, 5, 6, 7, 3), beta=(0.5, 1.0, 2.0, 0.0), gamma=0.3),
+    "output an unknown": dict(sizes=(12, 9, 7, 3), beta=(1.0, 0.7, 0.4), output_constraint="box"),
+    "feed-forward": dict(sizes=(12, 9, 7, 3), beta=0.0),
+    "first layer without reconstruction": dict(sizes=(12, 9, 3), beta=(0.0, 0.6)),
+    "no biases": dict(sizes=(12, 9, 7, 3), bias=False, reconstruction_bias=False),
+    "b only": dict(sizes=(12, 9, 7, 3), reconstruction_bias=False),
+    "c only": dict(sizes=(12, 9, 7, 3), bias=False),
+    "zero not feasible": dict(sizes=(12, 9, 7, 3), constraint=(0.2, 1.5)),
+}
+
+
+def batch_of(net, n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand((n, net.sizes[0]), generator=generator, dtype=net.W[0].dtype)
+    label = torch.randint(0, net.sizes[-1], (n,), generator=generator)
+    return Batch(x, torch.nn.functional.one_hot(label, net.sizes[-1]).to(x), label)
+
+
+def network(name, dtype=torch.float64):
+    net = LRRN(**NETWORKS[name], generator=torch.Generator().manual_seed(3), dtype=dtype)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=dtype))
+    return net
+
+
+@pytest.mark.parametrize("objective", [Contrastive(), FreeEnergy(), ClassEnergy()], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("n", [1, 3, 37, 150])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_losses_and_derivatives_are_those_of_the_general_path(name, n, objective):
+    net = network(name)
+    weight = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    net.tol = 1e-13
+    expected_batch = batch_of(net, n)
+    terms = objective.terms(net, expected_batch)
+    expected = torch.cat([g.reshape(-1) for g in total_gradients(terms, weight)])
+    loss = float(torch.dot(total(terms, n), weight))
+    flat, counts, batch = FlatParameters(net), SolveCounts(), batch_of(net, n)
+    with flat.attached():
+        step = FusedStep(net, objective, flat, 1e-12)
+        result = step(batch, weight, counts)
+        while result is None:  # tighter than 32 sweeps reach: go on from there
+            result = step(batch, weight, counts)
+    assert result == pytest.approx(loss, rel=1e-9, abs=1e-11)
+    torch.testing.assert_close(flat.gradient, expected, rtol=1e-9, atol=1e-9)
+    if batch.activations is not None:
+        torch.testing.assert_close(batch.activations, expected_batch.activations, rtol=0, atol=1e-9)
+    assert counts.samples == n * sum(sign != 0 for sign in objective.signs)
+
+
+def test_float32_agrees_to_float32():
+    narrow = network("paper", torch.float32)
+    given, gradients = batch_of(narrow, 20), []
+    for dtype in (torch.float32, torch.float64):
+        net = narrow.to(dtype)
+        flat = FlatParameters(net)
+        with flat.attached():
+            step = FusedStep(net, Contrastive(), flat, 1e-6)
+            batch = Batch(given.x.to(dtype), given.target.to(dtype))
+            assert step(batch, torch.full((20,), 0.05, dtype=dtype), SolveCounts()) is not None
+        gradients.append(flat.gradient.double())
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads():
+    results = []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            net = network("paper", torch.float32)
+            batch = batch_of(net, 600)
+            Trainer(net, Contrastive(), Settings(batch_size=200, epochs=2, learning_rate=0.1)).fit(
+                Data(batch.x, batch.target, batch.label)
+            )
+        finally:
+            torch.set_num_threads(before)
+        results.append(torch.cat([p.detach().reshape(-1) for p in net.parameters()]))
+    assert torch.equal(*results)
+
+
+def test_slow_batches_go_the_general_way_and_training_is_the_same(monkeypatch):
+    """Large weights need more sweeps than the compiled step allows itself."""
+    results, calls, terms = [], [], Contrastive.terms
+    monkeypatch.setattr(Contrastive, "terms", lambda *given: calls.append(1) or terms(*given))
+    for solver in ("auto", "newton"):  # Newton's method never takes the compiled step
+        net = network("paper")
+        net.solver = solver
+        with torch.no_grad():
+            net.W[1].mul_(30)
+        batch = batch_of(net, 40)
+        trainer = Trainer(net, Contrastive(), Settings(batch_size=10, epochs=2, learning_rate=1e-3, tol=1e-10))
+        history = trainer.fit(Data(batch.x, batch.target, batch.label))
+        assert sum(record["unconverged"] for record in history) == 0
+        results.append(torch.cat([p.detach().reshape(-1) for p in net.parameters()]))
+        assert calls  # the general way was taken
+        calls.clear()
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-7)
+
+
+def test_who_takes_the_compiled_step():
+    net = network("paper")
+    assert FusedStep.applies(net, Contrastive())
+    assert not FusedStep.applies(net, SemiSupervised())
+    assert not FusedStep.applies(net, Margin())
+    assert not FusedStep.applies(LRRN(sizes=(4, 2)), FreeEnergy())
+    assert not FusedStep.applies(net.to(torch.bfloat16), Contrastive())
+
+
+def test_a_reused_start_gives_the_same_derivatives_in_fewer_sweeps():
+    net = network("paper")
+    flat, weight = FlatParameters(net), torch.full((20,), 0.05, dtype=torch.float64)
+    first, again, cold, warm = batch_of(net, 20), batch_of(net, 20), SolveCounts(), SolveCounts()
+    with flat.attached():
+        step = FusedStep(net, Contrastive(), flat, 1e-9)
+        step(first, weight, cold)
+        expected = flat.gradient.clone()
+        again.start = first.activations
+        step(again, weight, warm)
+    torch.testing.assert_close(flat.gradient, expected, rtol=1e-6, atol=1e-7)
+    assert warm.sweeps < cold.sweeps
+
+
+@pytest.mark.parametrize("objective", [Contrastive(), Margin(), SemiSupervised()], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_frozen_parameters_stay_and_the_network_owns_its_memory_afterwards(optimizer, objective):
+    net = network("paper")
+    net.W[1].requires_grad_(False)
+    net.b[0].requires_grad_(False)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    decay = {"decoupled_weight_decay": 0.1} if optimizer == "adamw" else {}
+    batch = batch_of(net, 20)
+    Trainer(net, objective, Settings(optimizer=optimizer, learning_rate=0.01, epochs=1, **decay)).fit(
+        Data(batch.x, batch.target, batch.label)
+    )
+    for name, p in net.named_parameters():
+        if name != "c.2":  # beta is 0 there, so nothing depends on it
+            assert torch.equal(p, before[name]) == (not p.requires_grad), name
+        assert p.untyped_storage().nbytes() == p.numel() * p.element_size()
+        assert p.grad is None
+
+
+def test_a_target_is_needed():
+    net = network("paper")
+    flat = FlatParameters(net)
+    with flat.attached(), pytest.raises(ValueError, match="needs targets"):
+        FusedStep(net, Contrastive(), flat, 1e-6)(Batch(batch_of(net, 3).x), torch.ones(3, dtype=torch.float64), SolveCounts())
+
+
+def test_gradient_by_finite_differences():
+    """Independent of the general path: differences of the loss itself."""
+    net = network("deep, betas apart")
+    flat, weight = FlatParameters(net), torch.full((6,), 1 / 6, dtype=torch.float64)
+
+    def loss():
+        batch = batch_of(net, 6)
+        result = step(batch, weight, SolveCounts())
+        while result is None:
+            result = step(batch, weight, SolveCounts())
+        return result
+
+    with flat.attached():
+        step = FusedStep(net, Contrastive(), flat, 1e-12)
+        loss()
+        gradient = flat.gradient.clone()
+        for i in np.random.default_rng(0).choice(len(gradient), 25, replace=False):
+            value, h = float(flat.vector[i]), 1e-5
+            ends = []
+            for shift in (h, -h):
+                flat.vector[i] = value + shift
+                ends.append(loss())
+            flat.vector[i] = value
+            assert (ends[0] - ends[1]) / (2 * h) == pytest.approx(float(gradient[i]), abs=1e-7)
