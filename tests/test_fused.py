@@ -41,7 +41,7 @@ def network(name, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("objective", [Contrastive(), FreeEnergy(), ClassEnergy()], ids=lambda o: type(o).__name__)
-@pytest.mark.parametrize("n", [1, 3, 37, 150])
+@pytest.mark.parametrize("n", [1, 3, 37, 520])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_losses_and_derivatives_are_those_of_the_general_path(name, n, objective):
     net = network(name)
@@ -85,8 +85,8 @@ def test_bits_do_not_depend_on_the_number_of_threads():
         torch.set_num_threads(threads)
         try:
             net = network("paper", torch.float32)
-            batch = batch_of(net, 600)
-            Trainer(net, Contrastive(), Settings(batch_size=200, epochs=2, learning_rate=0.1)).fit(
+            batch = batch_of(net, 1200)
+            Trainer(net, Contrastive(), Settings(batch_size=600, epochs=2, learning_rate=0.1)).fit(
                 Data(batch.x, batch.target, batch.label)
             )
         finally:

@@ -172,7 +172,7 @@ sys.path[:0] = sys.argv[3:]
 from test_trainer import blobs, small_net, weights
 from lrrn.learning import Contrastive, Settings, Trainer
 net = small_net()
-settings = Settings(optimizer="adam", learning_rate=0.01, epochs=6, batch_size=2)
+settings = Settings(optimizer="adam", learning_rate=0.01, epochs=25, batch_size=2)
 Trainer(net, Contrastive(), settings, checkpoint=sys.argv[1], checkpoint_seconds=0.02).fit(blobs(n=400), resume=True)
 torch.save(weights(net), sys.argv[2])
 """
@@ -180,7 +180,7 @@ torch.save(weights(net), sys.argv[2])
 
 def test_kill_minus_nine_in_the_middle_of_an_epoch(tmp_path):
     whole = small_net()
-    settings = Settings(optimizer="adam", learning_rate=0.01, epochs=6, batch_size=2)
+    settings = Settings(optimizer="adam", learning_rate=0.01, epochs=25, batch_size=2)
     Trainer(whole, Contrastive(), settings).fit(blobs(n=400))
     checkpoint, result = tmp_path / "run.ckpt", tmp_path / "weights.pt"
     command = [sys.executable, "-c", JOB, str(checkpoint), str(result), str(Path(__file__).parent)]

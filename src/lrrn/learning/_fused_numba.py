@@ -1,8 +1,8 @@
 """One training step of an energy objective as a single compiled call: arrays in, arrays out.
 
 The same mathematics as :mod:`lrrn.energy` and :mod:`lrrn.derivatives`, whose results the tests hold it to; at small batches the
-cost of a step is that of calling forty small operations, and here there is one call. Parameters and derivatives are flat
-vectors (all W, then all b, then all c).
+cost of a step is that of calling a hundred small operations, and here there is one call. Parameters and derivatives are flat
+vectors: all W, then all b, then all c. Loops are written out because whole-array expressions take seconds each to compile.
 """
 
 from __future__ import annotations
@@ -12,14 +12,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from lrrn.learning._gemm import gemm
 from lrrn.solvers._cd_numba import descend, fill_panels, invert_diagonal, residuals
 
 LANES = 16
-
-
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def _matrix(flat: Any, at: int, rows: int, columns: int) -> Any:
-    return flat[at : at + rows * columns].reshape((rows, columns))
 
 
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
@@ -36,32 +32,33 @@ def _pack(
     panels: Any,
     inverse_diagonal: Any,
 ) -> None:
-    """Write the first ``blocks`` blocks of H as panels; if ``closed``, one more layer presses on the last of them.
-
-    ``gram`` is W_0 W_0^T, the largest of the products.
-    """
+    """Write the first ``blocks`` blocks of H as panels; if ``closed``, one more layer presses on the last of them."""
     at, unit = 0, 0
     below = np.empty((sizes[1], 0), flat.dtype)
     for k in range(blocks):
         d = sizes[k + 1]
         block = np.zeros((d, d), flat.dtype)
+        pressed = k + 1 < blocks or closed
+        # a_k (I + beta_k W_k W_k^T) + a_{k+1} (W_{k+1}^T W_{k+1} + beta_{k+1} I)
         if ab[k] != 0:
             if k == 0:
-                block += gram
+                for i in range(d):
+                    for j in range(d):
+                        block[i, j] = ab[0] * gram[i, j]
             else:
-                w = _matrix(flat, w_at[k], d, sizes[k])
-                np.dot(w, w.T, block)
-            block *= ab[k]
+                gemm(d, d, sizes[k], ab[k], flat, w_at[k], sizes[k], False, flat, w_at[k], sizes[k], True, a[k], block, 0, d)
+        own = a[k]
+        above = np.empty((sizes[k + 2] if k + 1 < blocks else 0, d), flat.dtype)
+        if pressed:
+            own += ab[k + 1]
+            width = sizes[k + 2]
+            start = w_at[k + 1]
+            gemm(d, d, width, a[k + 1], flat, start, d, True, flat, start, d, False, flat.dtype.type(1), block, 0, d)
+            for i in range(above.shape[0]):
+                for j in range(d):
+                    above[i, j] = -both[k + 1] * flat[start + i * d + j]
         for j in range(d):
-            block[j, j] += a[k]
-        above = np.empty((0, d), flat.dtype)
-        if k + 1 < blocks or closed:
-            w = _matrix(flat, w_at[k + 1], sizes[k + 2], d)
-            block += a[k + 1] * np.dot(w.T, w)
-            for j in range(d):
-                block[j, j] += ab[k + 1]
-            if k + 1 < blocks:
-                above = w * -both[k + 1]
+            block[j, j] += own
         at = fill_panels(panels, at, below, block, above)
         unit = invert_diagonal(inverse_diagonal, unit, block)
         below = above
@@ -69,49 +66,60 @@ def _pack(
 
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
 def _linear(
-    flat: Any, w_at: Any, b_at: Any, c_at: Any, sizes: Any, a: Any, ab: Any, both: Any, blocks: int, x: Any, out: Any
+    flat: Any, w_at: Any, b_at: Any, c_at: Any, sizes: Any, a: Any, ab: Any, both: Any, blocks: int, x: Any, q: Any
 ) -> None:
     """Write q of the free phase over its first ``blocks`` blocks."""
+    n, dim = q.shape
+    one = flat.dtype.type(1)
     start = 0
     for k in range(blocks):
-        d = sizes[k + 1]
-        term = np.zeros(d, flat.dtype)
+        d, d_in = sizes[k + 1], sizes[k]
+        term = np.zeros((1, d), flat.dtype)
         if b_at[k] >= 0:
-            term += a[k] * flat[b_at[k] : b_at[k] + d]
+            for j in range(d):
+                term[0, j] = a[k] * flat[b_at[k] + j]
         if c_at[k] >= 0 and ab[k] != 0:
-            w = _matrix(flat, w_at[k], d, sizes[k])
-            term += ab[k] * np.dot(w, flat[c_at[k] : c_at[k] + sizes[k]])
+            gemm(1, d, d_in, ab[k], flat, c_at[k], d_in, False, flat, w_at[k], d_in, True, one, term, 0, d)
         if k + 1 < blocks:
-            _press(flat, w_at, b_at, c_at, sizes, a, ab, both, k + 1, term)
+            width = sizes[k + 2]
+            if b_at[k + 1] >= 0:
+                gemm(1, d, width, -a[k + 1], flat, b_at[k + 1], width, False, flat, w_at[k + 1], d, False, one, term, 0, d)
+            if c_at[k + 1] >= 0:
+                for j in range(d):
+                    term[0, j] -= ab[k + 1] * flat[c_at[k + 1] + j]
+        for i in range(n):
+            for j in range(d):
+                q[i, start + j] = term[0, j]
         if k == 0:
-            image = np.dot(x, _matrix(flat, w_at[0], d, sizes[0]).T)
-            factor = both[0]
-            for i in range(x.shape[0]):
-                for j in range(d):
-                    out[i, j] = factor * image[i, j] + term[j]
-        else:
-            for i in range(x.shape[0]):
-                for j in range(d):
-                    out[i, start + j] = term[j]
+            gemm(n, d, d_in, both[0], x, 0, d_in, False, flat, w_at[0], d_in, True, one, q, 0, dim)
         start += d
 
 
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def _press(flat: Any, w_at: Any, b_at: Any, c_at: Any, sizes: Any, a: Any, ab: Any, both: Any, k: int, term: Any) -> None:
-    """Add what the biases of layer ``k`` contribute to the linear term of the block below it."""
-    if b_at[k] >= 0:
-        w = _matrix(flat, w_at[k], sizes[k + 1], sizes[k])
-        term -= a[k] * np.dot(flat[b_at[k] : b_at[k] + sizes[k + 1]], w)
-    if c_at[k] >= 0 and ab[k] != 0:
-        term -= ab[k] * flat[c_at[k] : c_at[k] + sizes[k]]
+def _clamp(
+    flat: Any, w_at: Any, b_at: Any, sizes: Any, a: Any, both: Any, last: int, eliminated: bool, y: Any, q: Any, out: Any
+) -> None:
+    """Write q of the clamped phase: that of the free phase over the hidden blocks, plus the pull of the target."""
+    d, width, n, hidden = sizes[last], sizes[last + 1], out.shape[0], out.shape[1]
+    one = flat.dtype.type(1)
+    for i in range(n):
+        for j in range(hidden):
+            out[i, j] = q[i, j]
+    pull = np.empty((n, width), flat.dtype)
+    for i in range(n):
+        for j in range(width):
+            pull[i, j] = both[last] * y[i, j]
+            if eliminated and b_at[last] >= 0:
+                # the bias of an eliminated output is not in q yet
+                pull[i, j] -= a[last] * flat[b_at[last] + j]
+    gemm(n, d, width, one, pull, 0, width, False, flat, w_at[last], d, False, one, out, hidden - d, hidden)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
 def _solve(
     panels: Any,
-    layout: Any,
+    plan: Any,
     inverse_diagonal: Any,
-    place: Any,
     lo: Any,
     hi: Any,
     q: Any,
@@ -119,225 +127,217 @@ def _solve(
     max_sweeps: int,
     cold: bool,
     z: Any,
-    g: Any,
     sweeps: Any,
+    sign: Any,
+    losses: Any,
 ) -> bool:
-    """Solve one phase from ``z`` on and leave the gradient in ``g``; return whether every sample converged."""
+    """Solve one phase from ``z`` on and add ``sign`` times its value to the losses; return whether every sample converged."""
     n, dim = z.shape
-    norms = np.empty(n, np.float64)
-    used = np.zeros(n, np.int64)
-    must = np.empty(n, np.float64)
-    threshold = np.empty(n, np.float64)
+    layout, place = plan[0], plan[1]
+    g = np.empty_like(z)
+    norms, threshold, used = np.empty(n, np.float64), np.empty(n, np.float64), np.zeros(n, np.int64)
+    low, high = np.empty((1, dim), z.dtype), np.empty((1, dim), z.dtype)
+    for j in range(dim):
+        low[0, j] = lo[0, j]
+        high[0, j] = hi[0, j]
     for i in range(n):
         square = 0.0
         for j in range(dim):
             square += np.float64(q[i, j]) * np.float64(q[i, j])
-        must[i] = tol * max(1.0, np.sqrt(square))
-        threshold[i] = (0.9 * must[i]) ** 2
-    if cold:
-        for i in range(n):
-            for j in range(dim):
-                g[i, j] = -q[i, j]
-    else:
-        residuals(panels, layout, inverse_diagonal, place, LANES, lo, hi, q, z, g, norms)
-    descend(panels, layout, inverse_diagonal, place, LANES, lo, hi, threshold, max_sweeps, z, g, used)
-    residuals(panels, layout, inverse_diagonal, place, LANES, lo, hi, q, z, g, norms)
-    sweeps[0] += used.sum()
+            g[i, j] = -q[i, j]
+        # a little inside, so that the recomputed residual agrees
+        threshold[i] = (0.9 * tol) ** 2 * max(1.0, square)
+    if not cold:
+        residuals(panels, layout, inverse_diagonal, place, LANES, low, high, q, z, g, norms)
+    descend(panels, layout, inverse_diagonal, place, LANES, low, high, threshold, max_sweeps, z, g, used)
+    residuals(panels, layout, inverse_diagonal, place, LANES, low, high, q, z, g, norms)
+    done = True
     for i in range(n):
-        if not norms[i] <= must[i]:
-            return False
-    return True
+        sweeps[0] += used[i]
+        done = done and (0.9 * norms[i]) ** 2 <= threshold[i]
+        value = 0.0
+        for j in range(dim):
+            value += np.float64(z[i, j]) * (np.float64(g[i, j]) - np.float64(q[i, j]))
+        losses[i] += sign * 0.5 * value
+    return done
 
 
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def _clamp(
-    flat: Any, w_at: Any, b_at: Any, sizes: Any, a: Any, ab: Any, both: Any, last: int, eliminated: bool, y: Any, q: Any
-) -> None:
-    """Turn q of the free phase, over the hidden blocks, into that of the clamped phase."""
-    d, width = sizes[last], sizes[last + 1]
-    start = q.shape[1] - d
-    w = _matrix(flat, w_at[last], width, d)
-    push = np.dot(y, w)
-    constant = np.zeros(d, flat.dtype)
-    if eliminated and b_at[last] >= 0:
-        # the bias of an eliminated output is not in q yet
-        constant -= a[last] * np.dot(flat[b_at[last] : b_at[last] + width], w)
-    for i in range(q.shape[0]):
-        for j in range(d):
-            q[i, start + j] += both[last] * push[i, j] + constant[j]
-
-
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def _block(out: Any, row: int, z: Any, start: int) -> None:
-    """Copy a block of stacked activations into the rows of ``out`` from ``row`` on."""
-    for i in range(z.shape[0]):
-        for j in range(out.shape[1]):
-            out[row + i, j] = z[i, start + j]
-
-
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def _first_gradients(
+def _mismatch(
     flat: Any,
-    w_at: Any,
-    b_at: Any,
-    c_at: Any,
-    sizes: Any,
+    w_at: int,
+    b_at: int,
+    c_at: int,
+    d: int,
+    d_in: int,
+    backwards: bool,
+    below: Any,
+    below_at: int,
+    below_stride: int,
+    above: Any,
+    above_at: int,
+    above_stride: int,
+    n: int,
+    to: Any,
+) -> None:
+    """Write z_{k+1} - W_k z_k - b_k or, backwards, W_k^T z_{k+1} - z_k - c_k for ``n`` samples into a vector, row by row."""
+    one = flat.dtype.type(1)
+    source, width = below.reshape(-1), d_in
+    bias, at, stride, sign = c_at, below_at, below_stride, -one
+    if not backwards:
+        source, width = above.reshape(-1), d
+        bias, at, stride, sign = b_at, above_at, above_stride, one
+    for i in range(n):
+        for j in range(width):
+            value = sign * source[at + i * stride + j]
+            if bias >= 0:
+                value -= flat[bias + j]
+            to[i * width + j] = value
+    if backwards:
+        gemm(n, d_in, d, one, above, above_at, above_stride, False, flat, w_at, d_in, False, one, to, 0, d_in)
+    else:
+        gemm(n, d, d_in, -one, below, below_at, below_stride, False, flat, w_at, d_in, True, one, to, 0, d)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+def _add_layer(
+    flat: Any,
+    w_at: int,
+    b_at: int,
+    c_at: int,
+    d: int,
+    d_in: int,
     a: Any,
+    ab: Any,
+    below: Any,
+    below_at: int,
+    below_stride: int,
+    above: Any,
+    above_at: int,
+    above_stride: int,
+    weight: Any,
+    sign: Any,
+    out: Any,
+) -> None:
+    """Add ``sign`` times the derivatives of one layer's energy, with rows of activations given, to ``out``."""
+    n = weight.shape[0]
+    one = flat.dtype.type(1)
+    rows = np.empty(n * max(d, d_in), flat.dtype)
+    for direction in range(2 if ab != 0 else 1):
+        backwards = direction == 1
+        _mismatch(
+            flat, w_at, b_at, c_at, d, d_in, backwards, below, below_at, below_stride, above, above_at, above_stride, n, rows
+        )  # fmt: skip
+        width, bias = (d_in, c_at) if backwards else (d, b_at)
+        for i in range(n):
+            factor = -sign * weight[i] * (ab if backwards else a)
+            for j in range(width):
+                rows[i * width + j] *= factor
+                if bias >= 0:
+                    out[bias + j] += rows[i * width + j]
+        if backwards:
+            gemm(d, d_in, n, -one, above, above_at, above_stride, True, rows, 0, d_in, False, one, out, w_at, d_in)
+        else:
+            gemm(d, d_in, n, one, rows, 0, d, True, below, below_at, below_stride, False, one, out, w_at, d_in)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+def _add_first_difference(
+    flat: Any,
+    w_at: int,
+    b_at: int,
+    c_at: int,
+    d: int,
+    d_in: int,
     ab: Any,
     both: Any,
     x: Any,
-    z: Any,
-    signs: Any,
+    up: Any,
+    up_stride: int,
+    down: Any,
+    down_stride: int,
     weight: Any,
-    out: Any,
-) -> None:
-    """Write the derivatives of layer 0; ``z`` stacks the phases' first blocks, each with its sign."""
-    n, d, d_in = x.shape[0], sizes[1], sizes[0]
-    phases = signs.shape[0]
-    w = _matrix(flat, w_at[0], d, d_in)
-    push = np.zeros((n, d), flat.dtype)
-    weighted = np.empty((phases * n, d), flat.dtype)
-    total_sign = signs.sum()
-    for p in range(phases):
-        for i in range(n):
-            factor = signs[p] * weight[i]
-            for j in range(d):
-                value = factor * z[p * n + i, j]
-                weighted[p * n + i, j] = value
-                push[i, j] += value
-    total = np.zeros(d, flat.dtype)
-    for i in range(n):
-        for j in range(d):
-            total[j] += push[i, j]
-    factors = push * -both[0]
-    d_b = -a[0] * total
-    if total_sign != 0:
-        image = np.dot(x, w.T)
-        for i in range(n):
-            for j in range(d):
-                value = image[i, j]
-                if b_at[0] >= 0:
-                    value += flat[b_at[0] + j]
-                value *= a[0] * total_sign * weight[i]
-                factors[i, j] += value
-                d_b[j] += value
-    if b_at[0] >= 0:
-        out[b_at[0] : b_at[0] + d] = d_b
-    d_w = _matrix(out, w_at[0], d, d_in)
-    scale = ab[0]
-    if scale == 0:
-        np.dot(factors.T, x, d_w)
-        return
-    weighted *= scale
-    c = np.zeros(d_in, flat.dtype)
-    if c_at[0] >= 0:
-        c[:] = flat[c_at[0] : c_at[0] + d_in]
-        d_c = out[c_at[0] : c_at[0] + d_in]
-        d_c[:] = np.dot(total, w)
-        d_c *= -scale
-        if total_sign != 0:
-            d_c += (scale * total_sign) * (np.dot(weight, x) + weight.sum() * c)
-    if phases * n < d:
-        # few samples: z^T (z W_0 - c) by way of the reconstructions, in one product with -R^T x
-        back = np.dot(z, w)
-        rows, columns = np.empty(((phases + 1) * n, d), flat.dtype), np.empty(((phases + 1) * n, d_in), flat.dtype)
-        rows[:n], columns[:n] = factors, x
-        rows[n:] = weighted
-        for i in range(phases * n):
-            for j in range(d_in):
-                columns[n + i, j] = back[i, j] - c[j]
-        np.dot(rows.T, columns, d_w)
-        return
-    np.dot(factors.T, x, d_w)
-    product = np.dot(np.dot(weighted.T, z), w)
-    for i in range(d):
-        pull = scale * total[i]
-        for j in range(d_in):
-            d_w[i, j] += product[i, j] - pull * c[j]
-
-
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def _later_gradients(
-    flat: Any,
-    w_at: Any,
-    b_at: Any,
-    c_at: Any,
-    sizes: Any,
-    a: Any,
-    ab: Any,
-    both: Any,
-    k: int,
-    below: Any,
-    above: Any,
-    weight: Any,
-    out: Any,
-) -> None:
-    """Write the derivatives of layer ``k >= 1``; rows of ``below`` and ``above`` count with ``weight``."""
-    d, d_in = sizes[k + 1], sizes[k]
-    w = _matrix(flat, w_at[k], d, d_in)
-    d_w = _matrix(out, w_at[k], d, d_in)
-    mismatch = np.dot(below, w.T)
-    for i in range(above.shape[0]):
-        factor = -a[k] * weight[i]
-        for j in range(d):
-            value = above[i, j] - mismatch[i, j]
-            if b_at[k] >= 0:
-                value -= flat[b_at[k] + j]
-            value *= factor
-            mismatch[i, j] = value
-            if b_at[k] >= 0:
-                out[b_at[k] + j] += value
-    np.dot(mismatch.T, below, d_w)
-    if ab[k] != 0:
-        mismatch = np.dot(above, w)
-        for i in range(above.shape[0]):
-            factor = ab[k] * weight[i]
-            for j in range(d_in):
-                value = mismatch[i, j] - below[i, j]
-                if c_at[k] >= 0:
-                    value -= flat[c_at[k] + j]
-                value *= factor
-                mismatch[i, j] = value
-                if c_at[k] >= 0:
-                    out[c_at[k] + j] -= value
-        d_w += np.dot(above.T, mismatch)
-
-
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def _constant(
-    flat: Any,
-    w_at: Any,
-    b_at: Any,
-    c_at: Any,
-    sizes: Any,
-    a: Any,
-    ab: Any,
-    both: Any,
-    k: int,
-    below: Any,
-    above: Any,
-    out: Any,
     sign: Any,
+    a: Any,
+    out: Any,
 ) -> None:
-    """Add ``sign`` times the energy of layer ``k`` per sample, between two given layers, to ``out``."""
-    d, d_in = sizes[k + 1], sizes[k]
-    w = _matrix(flat, w_at[k], d, d_in)
-    forth = np.dot(below, w.T)
-    back = np.dot(above, w)
-    for i in range(above.shape[0]):
-        regression, reconstruction = 0.0, 0.0
+    """Add ``sign`` times the difference of the first layer's derivatives between two phases, whose input is the same.
+
+    Only z_1 differs, so neither W_0 x nor, with many samples, anything as wide as the input is formed per sample.
+    """
+    n = weight.shape[0]
+    one = flat.dtype.type(1)
+    few = 2 * n < d
+    # rows: minus both times the weighted difference, then the phases' z_1, weighted
+    rows = np.empty((3 * n, d), flat.dtype)
+    total = np.zeros((1, d), flat.dtype)
+    ups, downs = up.reshape(-1), down.reshape(-1)
+    for i in range(n):
+        scale = sign * weight[i]
         for j in range(d):
-            value = above[i, j] - forth[i, j]
-            if b_at[k] >= 0:
-                value -= flat[b_at[k] + j]
-            regression += value * value
-        if ab[k] != 0:
+            first, second = scale * ups[i * up_stride + j], scale * downs[i * down_stride + j]
+            rows[i, j] = -both * (first - second)
+            rows[n + i, j] = ab * first
+            rows[2 * n + i, j] = -ab * second
+            total[0, j] += first - second
+    if b_at >= 0:
+        for j in range(d):
+            out[b_at + j] -= a * total[0, j]
+    if ab == 0:
+        gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one, out, w_at, d_in)
+        return
+    if c_at >= 0:
+        gemm(1, d_in, d, -ab, total, 0, d, False, flat, w_at, d_in, False, one, out, c_at, d_in)
+    if few:
+        # z_1^T (z_1 W_0 - c) by way of the reconstructions, in one product with the rest
+        columns = np.empty((3 * n, d_in), flat.dtype)
+        for i in range(n):
             for j in range(d_in):
-                value = back[i, j] - below[i, j]
-                if c_at[k] >= 0:
-                    value -= flat[c_at[k] + j]
-                reconstruction += value * value
-        out[i] += sign * 0.5 * (a[k] * regression + ab[k] * reconstruction)
+                columns[i, j] = x[i, j]
+        for i in range(n, 3 * n):
+            for j in range(d_in):
+                columns[i, j] = -flat[c_at + j] if c_at >= 0 else 0
+        gemm(n, d_in, d, one, up, 0, up_stride, False, flat, w_at, d_in, False, one, columns, n * d_in, d_in)
+        gemm(n, d_in, d, one, down, 0, down_stride, False, flat, w_at, d_in, False, one, columns, 2 * n * d_in, d_in)
+        gemm(d, d_in, 3 * n, one, rows, 0, d, True, columns, 0, d_in, False, one, out, w_at, d_in)
+        return
+    moments = np.zeros((d, d), flat.dtype)
+    gemm(d, d, n, one, rows, n * d, d, True, up, 0, up_stride, False, one, moments, 0, d)
+    gemm(d, d, n, one, rows, 2 * n * d, d, True, down, 0, down_stride, False, one, moments, 0, d)
+    gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one, out, w_at, d_in)
+    gemm(d, d_in, d, one, moments, 0, d, False, flat, w_at, d_in, False, one, out, w_at, d_in)
+    if c_at >= 0:
+        gemm(d, d_in, 1, -ab, total, 0, d, True, flat, c_at, d_in, False, one, out, w_at, d_in)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+def _add_constant(
+    flat: Any,
+    w_at: int,
+    b_at: int,
+    c_at: int,
+    d: int,
+    d_in: int,
+    a: Any,
+    ab: Any,
+    below: Any,
+    above: Any,
+    sign: Any,
+    losses: Any,
+) -> None:
+    """Add ``sign`` times one layer's energy between two given layers to the losses."""
+    n = losses.shape[0]
+    rows, origin = np.empty(n * max(d, d_in), flat.dtype), np.int64(0)
+    for direction in range(2 if ab != 0 else 1):
+        backwards = direction == 1
+        width, factor = (d_in, ab) if backwards else (d, a)
+        _mismatch(flat, w_at, b_at, c_at, d, d_in, backwards, below, origin, d_in, above, origin, d, n, rows)
+        for i in range(n):
+            total = 0.0
+            for j in range(width):
+                value = np.float64(rows[i * width + j])
+                total += value * value
+            losses[i] += sign * 0.5 * factor * total
 
 
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
@@ -363,163 +363,75 @@ def energy_step(
     sign_clamped: Any,
     tol: float,
     max_sweeps: int,
-    cold: bool,  # whether z_free holds the cold start, zero
+    cold: bool,  # whether z_free holds zeros
     z_free: Any,  # (n, free units): where to start; out: the solution
     z_clamped: Any,  # (n, hidden units), likewise, but it starts from the free phase if that was solved
     sweeps: Any,  # (1,) int64, added to
-    losses: Any,  # (n,), out
-    out: Any,  # (p,): derivatives of sum of weight * (sign_clamped E(zhat) + sign_free E(z*)); zero on entry
-) -> int:
-    """Return 0 if all went well, 1 if the free phase did not converge everywhere, 2 if the clamped phase did not."""
-    n, n_layers = x.shape[0], w_at.shape[0]
-    n_free = n_layers - 1 if eliminated else n_layers
-    hidden = z_clamped.shape[1]
-    q = np.empty(z_free.shape, flat.dtype)
-    g = np.empty(z_free.shape, flat.dtype)
-    _linear(flat, w_at, b_at, c_at, sizes, a, ab, both, n_free, x, q)
-    free, clamped = sign_free != 0, sign_clamped != 0
-    if free:
-        layout, place, padded, total = plan_free
-        panels, inverse = np.zeros(total, flat.dtype), np.zeros(padded, flat.dtype)
-        _pack(flat, w_at, sizes, a, ab, both, gram, n_free, False, panels, inverse)
-        dim = z_free.shape[1]
-        bounds = np.ascontiguousarray(lo[:, :dim]), np.ascontiguousarray(hi[:, :dim])
-        if not _solve(panels, layout, inverse, place, bounds[0], bounds[1], q, tol, max_sweeps, cold, z_free, g, sweeps):
-            return 1
-        for i in range(n):
-            value = 0.0
-            for j in range(dim):
-                value += np.float64(z_free[i, j]) * (np.float64(g[i, j]) - np.float64(q[i, j]))
-            losses[i] = sign_free * 0.5 * value
-    else:
-        losses[:] = 0
-    if clamped:
-        layout, place, padded, total = plan_clamped
-        panels, inverse = np.zeros(total, flat.dtype), np.zeros(padded, flat.dtype)
-        _pack(flat, w_at, sizes, a, ab, both, gram, n_layers - 1, True, panels, inverse)
-        q_clamped = np.ascontiguousarray(q[:, :hidden])
-        g_clamped = np.empty((n, hidden), flat.dtype)
-        _clamp(flat, w_at, b_at, sizes, a, ab, both, n_layers - 1, eliminated, y, q_clamped)
-        if free:
-            z_clamped[:] = z_free[:, :hidden]
-        bounds = np.ascontiguousarray(lo[:, :hidden]), np.ascontiguousarray(hi[:, :hidden])
-        if not _solve(
-            panels,
-            layout,
-            inverse,
-            place,
-            bounds[0],
-            bounds[1],
-            q_clamped,
-            tol,
-            max_sweeps,
-            cold and not free,
-            z_clamped,
-            g_clamped,
-            sweeps,
-        ):
-            return 2
-        for i in range(n):
-            value = 0.0
-            for j in range(hidden):
-                value += np.float64(z_clamped[i, j]) * (np.float64(g_clamped[i, j]) - np.float64(q_clamped[i, j]))
-            losses[i] += sign_clamped * 0.5 * value
-    _add_constants(flat, w_at, b_at, c_at, sizes, a, ab, both, eliminated, x, y, sign_free, sign_clamped, losses)
-    _gradients(
-        flat, w_at, b_at, c_at, sizes, a, ab, both, n_free, x, y, weight, sign_free, sign_clamped, z_free, z_clamped, out
-    )
-    return 0
-
-
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def _add_constants(
-    flat: Any,
-    w_at: Any,
-    b_at: Any,
-    c_at: Any,
-    sizes: Any,
-    a: Any,
-    ab: Any,
-    both: Any,
-    eliminated: bool,
-    x: Any,
-    y: Any,
-    sign_free: Any,
-    sign_clamped: Any,
-    losses: Any,
-) -> None:
-    """Add what the phases' energies are at zero activations, which their QPs leave out."""
+    losses: Any,  # (n,), out: sign_clamped E(zhat) + sign_free E(z*)
+    out: Any,  # (p,): derivatives of the sum of weight * losses; zero on entry
+) -> bool:
+    """Return whether every solve converged; if not, only ``z_free``, ``z_clamped`` and ``sweeps`` mean anything."""
     n, n_layers = x.shape[0], w_at.shape[0]
     last = n_layers - 1
-    common = sign_free + sign_clamped
-    if common != 0:
-        _constant(flat, w_at, b_at, c_at, sizes, a, ab, both, 0, x, np.zeros((n, sizes[1]), flat.dtype), losses, common)
-    for k in range(1, n_layers):
-        below, above = np.zeros((n, sizes[k]), flat.dtype), np.zeros((n, sizes[k + 1]), flat.dtype)
-        if k < last:
-            if common != 0:
-                _constant(flat, w_at, b_at, c_at, sizes, a, ab, both, k, below, above, losses, common)
-            continue
-        if sign_clamped != 0:
-            _constant(flat, w_at, b_at, c_at, sizes, a, ab, both, k, below, y, losses, sign_clamped)
-        if sign_free != 0 and not eliminated:
-            _constant(flat, w_at, b_at, c_at, sizes, a, ab, both, k, below, above, losses, sign_free)
-
-
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def _gradients(
-    flat: Any,
-    w_at: Any,
-    b_at: Any,
-    c_at: Any,
-    sizes: Any,
-    a: Any,
-    ab: Any,
-    both: Any,
-    n_free: int,
-    x: Any,
-    y: Any,
-    weight: Any,
-    sign_free: Any,
-    sign_clamped: Any,
-    z_free: Any,
-    z_clamped: Any,
-    out: Any,
-) -> None:
-    n, n_layers = x.shape[0], w_at.shape[0]
+    n_free = last if eliminated else n_layers
+    hidden = z_clamped.shape[1]
     free, clamped = sign_free != 0, sign_clamped != 0
-    phases = int(free) + int(clamped)
-    signs = np.empty(phases, flat.dtype)
-    if clamped:
-        signs[0] = sign_clamped
-    if free:
-        signs[phases - 1] = sign_free
-    # the clamped phase comes first, so that what the free phase lacks at the top is a tail
-    above = np.empty((phases * n, sizes[1]), flat.dtype)
-    rows = np.empty(phases * n, flat.dtype)
-    for p in range(phases):
-        for i in range(n):
-            rows[p * n + i] = signs[p] * weight[i]
-    if clamped:
-        _block(above, 0, z_clamped, 0)
-    if free:
-        _block(above, (phases - 1) * n, z_free, 0)
-    _first_gradients(flat, w_at, b_at, c_at, sizes, a, ab, both, x, above, signs, weight, out)
-    start = sizes[1]
-    for k in range(1, n_layers):
-        below = above
-        top = k == n_layers - 1
-        in_free = free and k < n_free
-        used = n * (int(clamped) + int(in_free))
-        if used == 0:
+    q = np.empty(z_free.shape, flat.dtype)
+    _linear(flat, w_at, b_at, c_at, sizes, a, ab, both, n_free, x, q)
+    for i in range(n):
+        losses[i] = 0
+    for phase in range(2):
+        at_free = phase == 0
+        if not (free if at_free else clamped):
             continue
-        above = np.empty((used, sizes[k + 1]), flat.dtype)
-        if clamped:
-            if top:
-                _block(above, 0, y, 0)
-            else:
-                _block(above, 0, z_clamped, start)
-        if in_free:
-            _block(above, used - n, z_free, start)
-        _later_gradients(flat, w_at, b_at, c_at, sizes, a, ab, both, k, below[:used], above, rows[:used], out)
-        start += sizes[k + 1]
+        plan = plan_free if at_free else plan_clamped
+        panels, inverse = np.zeros(plan[3], flat.dtype), np.zeros(plan[2], flat.dtype)
+        _pack(flat, w_at, sizes, a, ab, both, gram, n_free if at_free else last, not at_free, panels, inverse)
+        linear, z, sign = q, z_free, sign_free
+        if not at_free:
+            linear, z, sign = np.empty((n, hidden), flat.dtype), z_clamped, sign_clamped
+            _clamp(flat, w_at, b_at, sizes, a, both, last, eliminated, y, q, linear)
+            if free:
+                for i in range(n):
+                    for j in range(hidden):
+                        z[i, j] = z_free[i, j]
+        start = cold and (at_free or not free)
+        if not _solve(panels, plan, inverse, lo, hi, linear, tol, max_sweeps, start, z, sweeps, sign, losses):
+            return False
+    # what the two energies are at zero activations, which their QPs leave out
+    common = sign_free + sign_clamped
+    for k in range(n_layers):
+        d, d_in = sizes[k + 1], sizes[k]
+        below = x if k == 0 else np.zeros((n, d_in), flat.dtype)
+        zero = np.zeros((n, d), flat.dtype)
+        if k < last and common != 0:
+            _add_constant(flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k], below, zero, common, losses)
+        if k == last and clamped:
+            _add_constant(flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k], below, y, sign_clamped, losses)
+        if k == last and free and not eliminated:
+            _add_constant(flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k], below, zero, sign_free, losses)
+    # derivatives at fixed activations
+    balanced = free and clamped and common == 0
+    if balanced:
+        _add_first_difference(
+            flat, w_at[0], b_at[0], c_at[0], sizes[1], sizes[0], ab[0], both[0],
+            x, z_clamped, hidden, z_free, z_free.shape[1], weight, sign_clamped, a[0], out,
+        )  # fmt: skip
+    for phase in range(2):
+        at_free = phase == 0
+        if not (free if at_free else clamped):
+            continue
+        z, sign = (z_free, sign_free) if at_free else (z_clamped, sign_clamped)
+        stride, at = z.shape[1], 0
+        for k in range(n_free if at_free else n_layers):
+            d, d_in = sizes[k + 1], sizes[k]
+            below, below_at, below_stride = (x, np.int64(0), d_in) if k == 0 else (z, at - d_in, stride)
+            above, above_at, above_stride = (z, at, stride) if at_free or k < last else (y, np.int64(0), d)
+            at += d
+            if k == 0 and balanced:
+                continue
+            _add_layer(
+                flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k], below, below_at, below_stride,
+                above, above_at, above_stride, weight, sign, out,
+            )  # fmt: skip
+    return True

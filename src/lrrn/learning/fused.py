@@ -17,7 +17,7 @@ from lrrn.threads import side_by_side
 
 SWEEPS = 32
 """Sweeps a phase may take here; a batch that needs more goes the general way, which can call in Newton's method."""
-PART_ROWS, MOST_PARTS = 48, 8
+PART_ROWS, MOST_PARTS = 256, 8
 """A batch is cut into parts of at least so many rows, whatever the number of threads, so that sums do not depend on that."""
 
 
@@ -109,15 +109,15 @@ class FusedStep:
             self._flat.gradient[None] if parts == 1 else self._flat.gradient.new_empty((parts, len(self._flat.gradient)))
         )
         gradients.zero_()
-        sweeps, losses, failed = np.zeros((parts, 1), np.int64), x.new_empty(n), [0] * parts
+        sweeps, losses, converged = np.zeros((parts, 1), np.int64), x.new_empty(n), [False] * parts
         arrays = [t.numpy() for t in (x, target, weight, start, z_clamped, losses, gradients)]
 
         def work(part: int) -> None:
-            failed[part] = self._run(part, slice(edges[part], edges[part + 1]), cold, arrays, sweeps)
+            converged[part] = self._run(part, slice(edges[part], edges[part + 1]), cold, arrays, sweeps)
 
         side_by_side(work, parts)
         counts.sweeps += int(sweeps.sum())
-        if any(failed):
+        if not all(converged):
             batch.start = start if self._signs[0] else torch.cat((z_clamped, start[:, self._hidden :]), 1)
             return None
         if parts > 1:
@@ -126,7 +126,7 @@ class FusedStep:
         batch.activations = start if self._signs[0] else None
         return float(torch.dot(losses, weight))
 
-    def _run(self, part: int, rows: slice, cold: bool, arrays: list[np.ndarray], sweeps: np.ndarray) -> int:
+    def _run(self, part: int, rows: slice, cold: bool, arrays: list[np.ndarray], sweeps: np.ndarray) -> bool:
         from lrrn.learning._fused_numba import energy_step
 
         x, target, weight, start, z_clamped, losses, gradients = arrays
