@@ -1,32 +1,121 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
+import numpy as np
 import pytest
+import torch
+from sklearn.datasets import load_diabetes, load_iris
 from typer.testing import CliRunner
 
+import lrrn
 import lrrn.bench.contenders
 from lrrn.bench.contenders import CONTENDERS
-from lrrn.bench.suites import depth_suite, solve_suite
+from lrrn.bench.suites import depth_suite, solve_suite, train_suite
 from lrrn.cli import app
 
 runner = CliRunner()
 
 
+def words(output):
+    """The text without the box around it."""
+    return " ".join(output.replace("│", " ").split())
+
+
+def run(*arguments):
+    done = runner.invoke(app, [str(argument) for argument in arguments], terminal_width=200)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture
+def iris(tmp_path):
+    """A table with column names, text labels in the middle."""
+    X, y = load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    path = tmp_path / "iris.csv"
+    lines = [f"{a},{b},{name},{c},{d}" for (a, b, c, d), name in zip(X, names, strict=True)]
+    path.write_text("\n".join(["a,b,kind,c,d", *lines]) + "\n")
+    return path
+
+
 def test_help_names_every_command_and_option():
-    assert {"demo", "bench"} <= set(runner.invoke(app, ["--help"]).output.split())
-    for command in ("demo", "bench"):
-        output = runner.invoke(app, [command, "--help"]).output
+    commands = ("demo", "train", "evaluate", "bench")
+    assert set(commands) <= set(runner.invoke(app, ["--help"]).output.split())
+    for command in commands:
+        output = runner.invoke(app, [command, "--help"], terminal_width=200).output
         assert all(option in output for option in ("--seed", "--device", "--json"))
 
 
-def test_demo_learns_the_digits(tmp_path):
-    file = tmp_path / "demo.json"
-    done = runner.invoke(app, ["demo", "--seed", "1", "--json", str(file)])
-    assert done.exit_code == 0, done.output
-    result = json.loads(file.read_text())
-    assert result["test_accuracy"] > 0.94 and result["largest_residual"] <= 1e-4
-    assert 0 < result["lipschitz"] < 100 and "newton" in result["solver_seconds"]
+def test_demo_trains_three_models_and_writes_a_page(tmp_path):
+    figures, page = tmp_path / "demo.json", tmp_path / "new" / "page.html"
+    output = run("demo", "--seed", 1, "--json", figures, "--page", page)
+    models = {model["name"]: model for model in json.loads(figures.read_text())["models"]}
+    assert set(models) == {"contrastive", "margin", "energy model"}
+    for name in ("contrastive", "margin"):
+        model = models[name]
+        assert model["score"] > 0.96 and 0 < model["lipschitz"] < 10 and model["median_radius"] > 0.2
+        shares = list(model["certified"].values())
+        assert len(shares) == 3 and model["score"] >= shares[0] > shares[1] > shares[2] > 0
+    assert models["energy model"]["auroc"]["mirrored"] > 0.75
+    html = page.read_text()
+    assert all(word in html for word in ("contrastive", "Certified accuracy", "First-layer filters", "data:image/png"))
+    assert "certified accuracy at 0.25" in output
+
+
+def test_train_then_evaluate_gives_the_same_figures(tmp_path):
+    model, first, second = tmp_path / "m.safetensors", tmp_path / "1.json", tmp_path / "2.json"
+    run("train", "digits", "--epochs", 3, "--hidden", "20,10", "-o", model, "--json", first)
+    run("evaluate", model, "digits", "--json", second)
+    one, two = (json.loads(file.read_text())["models"][0] for file in (first, second))
+    assert lrrn.load(model).hidden_sizes == (20, 10)
+    for key in ("score", "lipschitz", "median_radius", "certified"):
+        assert one[key] == two[key], key
+
+
+def test_a_csv_file_with_text_labels(tmp_path, iris):
+    model, figures = tmp_path / "m.safetensors", tmp_path / "out.json"
+    run("train", iris, "--target", "kind", "-o", model, "--json", figures, "--eps", "0.1,0.5")
+    loaded, result = lrrn.load(model), json.loads(figures.read_text())["models"][0]
+    assert loaded.classes_.tolist() == ["setosa", "versicolor", "virginica"] and loaded.standardize
+    assert result["n_samples"] == 38 and result["score"] > 0.85 and set(result["certified"]) == {"0.1", "0.5"}
+
+
+def test_an_npz_file_for_a_regressor_and_an_energy_model(tmp_path):
+    X, y = load_diabetes(return_X_y=True)
+    data, figures = tmp_path / "d.npz", tmp_path / "out.json"
+    np.savez(data, X=X, y=y)
+    run("train", data, "--model", "regressor", "--epochs", 3, "-o", tmp_path / "r.safetensors", "--json", figures)
+    result = json.loads(figures.read_text())["models"][0]
+    widths = list(result["certified"].values())
+    assert 0 < widths[0] < widths[1] < widths[2]
+    run("train", data, "--model", "energy", "--epochs", 3, "-o", tmp_path / "e.safetensors", "--json", figures)
+    assert json.loads(figures.read_text())["models"][0]["score"] is None
+    run("evaluate", tmp_path / "e.safetensors", data)
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_does(tmp_path):
+    command = [sys.executable, "-m", "lrrn", "train", "digits", "--epochs", "60", "--batch-size", "2", "--optimizer", "sgd"]
+    command += ["--learning-rate", "0.05"]
+    state, model, whole = tmp_path / "run.ckpt", tmp_path / "m.safetensors", tmp_path / "whole.safetensors"
+    stopped = subprocess.Popen([*command, "-o", model, "--checkpoint", state], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not state.exists() and stopped.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stopped.send_signal(signal.SIGINT)
+    _, errors = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130 and "--resume continues from" in errors
+    assert not model.exists()
+    environment = {**os.environ, "COLUMNS": "200"}
+    subprocess.run([*command, "-o", model, "--checkpoint", state, "--resume"], check=True, timeout=120, env=environment)
+    subprocess.run([*command, "-o", whole], check=True, timeout=120, env=environment)
+    resumed, undisturbed = lrrn.load(model).network_, lrrn.load(whole).network_
+    assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), undisturbed.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -36,12 +125,47 @@ def test_demo_learns_the_digits(tmp_path):
         (["demo", "--json", "/no/such/folder/out.json"], "its folder does not exist"),
         (["bench", "--device", "cuda"], "runs on the CPU so far"),
         (["bench", "--batch", "0"], "--batch"),
+        (["train", "cifar"], "unknown data 'cifar'; use one of digits, mnist"),
+        (["train", "digits", "--hidden", "64x64"], "--hidden should be numbers separated by commas; got '64x64'"),
+        (["train", "digits", "--resume"], "--resume needs --checkpoint"),
+        (["train", "digits", "--model", "regressor", "--pretrain-epochs", "2"], "--pretrain-epochs does not apply to"),
+        (["train", "digits", "--image", "7x9"], "--image should be HEIGHTxWIDTH with 64 pixels"),
     ],
 )
-def test_bad_arguments_are_refused_before_any_work(arguments, message):
+def test_bad_arguments_are_refused_before_any_work(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     done = runner.invoke(app, arguments, terminal_width=200)
     assert done.exit_code == 2
-    assert message in " ".join(done.output.replace("│", " ").split())
+    assert message in words(done.output)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_problems_with_files_are_told_in_one_line(tmp_path, iris, monkeypatch):
+    monkeypatch.delenv("LRRN_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.safetensors").write_bytes(b"no model")
+    for arguments, message in (
+        (["train", "missing.csv"], "there is no file missing.csv"),
+        (["train", "mnist"], "set LRRN_DATA"),
+        (["train", str(iris)], "column 'kind' holds 'setosa', which is no number"),
+        (["train", "digits", "--objective", "hinge"], "unknown objective 'hinge'"),
+        (["evaluate", "bad.safetensors", "digits"], "bad.safetensors"),
+        (["evaluate", "missing.safetensors", "digits"], "no file missing.safetensors"),
+    ):
+        done = runner.invoke(app, arguments, terminal_width=200)
+        assert done.exit_code == 1 and message in done.output and len(done.output.splitlines()) == 1, done.output
+
+
+def test_a_saved_model_is_not_replaced_by_accident_nor_evaluated_on_other_features(tmp_path, iris):
+    model = tmp_path / "m.safetensors"
+    run("train", "digits", "--epochs", 1, "-o", model)
+    content = model.read_bytes()
+    done = runner.invoke(app, ["train", "digits", "-o", str(model)], terminal_width=200)
+    assert done.exit_code == 2 and "exists already" in words(done.output) and model.read_bytes() == content
+    done = runner.invoke(app, ["evaluate", str(model), str(iris), "--target", "kind"], terminal_width=200)
+    assert done.exit_code == 2 and "4 features" in words(done.output)
+    run("train", "digits", "--epochs", 1, "-o", model, "--overwrite", "--seed", 1)
+    assert model.read_bytes() != content
 
 
 def test_contenders_that_are_installed_reach_the_target_and_absent_ones_say_so(monkeypatch):
@@ -64,3 +188,9 @@ def test_osqp_contender():
 def test_depth_suite_counts_the_blocks():
     rows = depth_suite(width=4, n=20, sweeps=3, repeats=1)
     assert [row["blocks"] for row in rows] == [4, 10, 22, 46] and all(row["us_per_sweep"] > 0 for row in rows)
+
+
+def test_train_suite_times_both_sides_of_every_pair():
+    epochs = train_suite(n=200, batches=(50,), sizes=(20, 8, 6, 3), rounds=1)
+    assert {(e.optimizer, e.peer) for e in epochs} == {(o, p) for o in ("sgd", "adam") for p in (True, False)}
+    assert all(e.seconds > 0 and e.batch == 50 for e in epochs)

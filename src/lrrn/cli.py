@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from lrrn.evaluation import Evaluation, Model
 
 app = typer.Typer(
     help="Lifted regression/reconstruction networks: prediction, certified radius and energy from one convex model.",
@@ -22,6 +27,26 @@ console = Console()
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the results to this file, for machines.")]
+PageFile = Annotated[Path | None, typer.Option("--page", help="Write charts, filters and the table to this HTML file.")]
+Root = Annotated[Path | None, typer.Option("--data", help="Folder of the MNIST family; LRRN_DATA if not given.")]
+Source = Annotated[
+    str,
+    typer.Argument(help="digits, mnist, kmnist, fashion_mnist; or a .npz file (arrays X, y) or a .csv file.", metavar="DATA"),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(help="Column of a .csv file with the target, by name or number; 'none' if it has none. Last if not given."),
+]
+Eps = Annotated[str | None, typer.Option(help="Sizes of perturbations to certify, in the units of the data: 0.1,0.25,0.5.")]
+ImageShape = Annotated[str | None, typer.Option("--image", help="Height and width, if samples are images: 28x28.")]
+
+
+class Kind(StrEnum):
+    """What to train."""
+
+    classifier = "classifier"
+    regressor = "regressor"
+    energy = "energy"
 
 
 @app.callback()
@@ -31,22 +56,127 @@ def main(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what
 
 
 @app.command()
-def demo(seed: Seed = 0, device: Device = "auto", json_file: JsonFile = None) -> None:
-    """Train a network on handwritten digits, in a few seconds and without a network connection."""
-    from lrrn.demo import run
+def demo(
+    seed: Seed = 0,
+    device: Device = "auto",
+    json_file: JsonFile = None,
+    page: PageFile = Path("out/demo.html"),
+) -> None:
+    """Train two classifiers and an energy model on handwritten digits: less than a minute, without a network connection."""
+    from lrrn.demo import IMAGE_SHAPE, run
 
-    json_file = _writable(json_file)
-    result = run(seed=seed, device=_device(device))
-    table = Table("", "", title="Digits, 64-64-64-10, cross-entropy through the implicit gradient", show_header=False)
-    table.add_row("accuracy, training / test", f"{result.train_accuracy:.1%} / {result.test_accuracy:.1%}")
-    table.add_row("Lipschitz constant at most (paper's bound)", f"{result.lipschitz:.3f}")
-    table.add_row("largest relative KKT residual", f"{result.largest_residual:.1e}")
-    table.add_row("activations proven exact to within", f"{result.largest_error_bound:.1e}")
-    table.add_row("training time", f"{result.train_seconds:.1f} s")
-    for name, seconds in result.solver_seconds.items():
-        table.add_row(f"inference of 450 digits by {name}", f"{1e3 * seconds:.1f} ms")
-    console.print(table)
-    _dump(json_file, asdict(result))
+    json_file, page = _writable(json_file), _writable(page, make=True)
+    results = run(seed=seed, device=_device(device), verbose=True)
+    _publish("Digits, a quarter held out", results, json_file, page, IMAGE_SHAPE)
+
+
+@app.command()
+def train(
+    data: Source,
+    kind: Annotated[Kind, typer.Option("--model", help="What to train.")] = Kind.classifier,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="Classifier: contrastive, margin, cross_entropy, squared_error, class_energy, semi_supervised. "
+            "Regressor: squared_error, contrastive."
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the model.")] = Path("lrrn-model.safetensors"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model if it is there already.")] = False,
+    hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.")] = "64,64",
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.", min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples a step.", min=1)] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Step size.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="The paper's lambda on the output weights.")] = None,
+    pretrain_epochs: Annotated[int, typer.Option(help="Epochs without labels before those with (classifier).", min=0)] = 0,
+    standardize: Annotated[
+        bool | None,
+        typer.Option(help="Centre and scale the data; radii stay in their units. By default unless all values are in [0, 1]."),
+    ] = None,
+    test_share: Annotated[float, typer.Option(help="Share of a file to hold out for the table.", min=0.01, max=0.9)] = 0.25,
+    target: Target = None,
+    root: Root = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Keep the state of the run here; Ctrl-C leaves it too.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint if it exists.")] = False,
+    log: Annotated[Path | None, typer.Option(help="Write one JSON record an epoch to this file.")] = None,
+    eps: Eps = None,
+    image: ImageShape = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    json_file: JsonFile = None,
+    page: PageFile = None,
+) -> None:
+    """Train a model, save it, and show what it is worth on data it has not seen."""
+    import time
+
+    from lrrn.evaluation import evaluate
+    from lrrn.serialization import save
+
+    json_file, page, output = _writable(json_file), _writable(page), _writable(output)
+    if output.exists() and not (overwrite or resume):
+        raise typer.BadParameter(f"{output} exists already; give another --output, or --overwrite to replace it")
+    if resume and checkpoint is None:
+        raise typer.BadParameter("--resume needs --checkpoint to name the file to continue from")
+    options = {
+        "hidden_sizes": _numbers(hidden, int, "--hidden"),
+        "objective": objective,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "optimizer": optimizer,
+        "weight_decay": weight_decay,
+        "pretrain_epochs": pretrain_epochs if pretrain_epochs else None,
+        "checkpoint": _writable(checkpoint),
+        "resume": resume,
+        "log": _writable(log),
+        "device": _device(device),
+    }
+    with _explained(checkpoint):
+        (X, y), (X_test, y_test) = _split(data, root, target, test_share, seed, kind)
+        shape = _shape(data, image, X.shape[1])
+        scaled = standardize if standardize is not None else not (X.min() >= 0 and X.max() <= 1)
+        model = _model(kind, {**options, "standardize": scaled, "random_state": seed, "verbose": 1})
+        start = time.perf_counter()
+        model.fit(X, y)  # an energy model takes no notice of y
+        seconds = time.perf_counter() - start
+        save(model, output)
+        name = str(getattr(model, "objective", "energy model"))
+        result = evaluate(name, model, X_test, y_test, _sizes(eps), shape, X, seconds, seed)
+    _publish(f"{data}, samples held out", [result], json_file, page, shape)
+    console.print(f"saved to {output}")
+
+
+@app.command("evaluate")
+def evaluate_command(
+    model: Annotated[Path, typer.Argument(help="A model saved by lrrn train or lrrn.save.")],
+    data: Source,
+    target: Target = None,
+    root: Root = None,
+    split: Annotated[str, typer.Option(help="Of the named data sets: train or test.")] = "test",
+    eps: Eps = None,
+    image: ImageShape = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    json_file: JsonFile = None,
+    page: PageFile = None,
+) -> None:
+    """Show what a saved model is worth on some data."""
+    from lrrn.evaluation import evaluate
+    from lrrn.network import LRRN
+    from lrrn.serialization import load
+
+    json_file, page = _writable(json_file), _writable(page)
+    with _explained(None):
+        fitted = load(model, device=_device(device))
+        if isinstance(fitted, LRRN):
+            raise typer.BadParameter(f"{model} holds a bare network; save a fitted estimator to evaluate it")
+        X, y = _load(data, split, root, target)
+        if X.shape[1] != fitted.n_features_in_:
+            raise typer.BadParameter(f"{data} has {X.shape[1]} features and {model} was trained on {fitted.n_features_in_}")
+        shape = _shape(data, image, X.shape[1])
+        result = evaluate(model.name, fitted, X, y, _sizes(eps), shape, None, None, seed)
+    _publish(f"{model.name} on {data}", [result], json_file, page, shape)
 
 
 @app.command()
@@ -56,9 +186,10 @@ def bench(
     json_file: JsonFile = None,
     batch: Annotated[int, typer.Option(help="Number of problems solved at once.", min=1)] = 1000,
     repeats: Annotated[int, typer.Option(help="Timings per contender; their median counts.", min=1)] = 7,
+    samples: Annotated[int, typer.Option(help="Samples of the training epoch.", min=1000)] = 60_000,
 ) -> None:
-    """Time our solvers against their peers on the same problems, rescored in float64."""
-    from lrrn.bench.suites import as_json, depth_suite, solve_suite
+    """Time our solvers against their peers, rescored in float64, and our training against scikit-learn's."""
+    from lrrn.bench.suites import as_json, depth_suite, solve_suite, train_suite
 
     if device not in ("auto", "cpu"):
         raise typer.BadParameter(f"the benchmark runs on the CPU so far; got --device {device}")
@@ -90,7 +221,122 @@ def bench(
             f"{entry['us_per_sweep_and_block']:.1f}",
         )
     console.print(table)
-    _dump(json_file, as_json(rows, depths))
+    epochs = train_suite(n=samples, seed=seed)
+    table = Table(title=f"One epoch of {samples} x 784, 784-64-64-10, float32")
+    for column in ("batch", "contender", "seconds", "+-", "times MLPClassifier, same optimiser"):
+        table.add_column(column, justify="left" if column == "contender" else "right")
+    for result in epochs:
+        peer = next(e.seconds for e in epochs if e.batch == result.batch and e.peer and e.optimizer == result.optimizer)
+        ratio = f"{result.seconds / peer:.2f}"
+        table.add_row(str(result.batch), result.contender, f"{result.seconds:.2f}", f"{result.spread:.2f}", ratio)
+    console.print(table)
+    _dump(json_file, as_json(rows, depths, epochs))
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _publish(
+    title: str, results: list[Evaluation], json_file: Path | None, page: Path | None, image_shape: tuple[int, int] | None
+) -> None:
+    from lrrn.evaluation import as_page, as_table
+
+    columns, rows = as_table(results)
+    table = Table(title=title)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for note in dict.fromkeys(result.note for result in results if result.note):
+        console.print(note)
+    _dump(json_file, {"title": title, "models": [result.as_json() for result in results]})
+    if page is not None:
+        page.write_text(as_page(title, results, image_shape), encoding="utf-8")
+        console.print(f"charts and filters: {page}")
+
+
+def _load(data: str, split: str, root: Path | None, target: str | None) -> tuple[Any, Any]:
+    from lrrn import datasets
+
+    if data in datasets.NAMES:
+        return datasets.load(data, split, root)
+    if Path(data).suffix not in (".npz", ".csv"):
+        raise typer.BadParameter(f"unknown data {data!r}; use one of {', '.join(datasets.NAMES)}, or a .npz or .csv file")
+    return datasets.read_table(data, target)
+
+
+def _split(
+    data: str, root: Path | None, target: str | None, share: float, seed: int, kind: Kind
+) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Return what to train on and what to hold out: the test split of a named data set, a random share of a file."""
+    import numpy as np
+    from sklearn.model_selection import train_test_split
+
+    from lrrn import datasets
+
+    if data in datasets.NAMES:
+        return _load(data, "train", root, target), _load(data, "test", root, target)
+    X, y = _load(data, "train", root, target)
+    if y is None and kind is not Kind.energy:
+        raise datasets.DataError(f"{data} has no targets, which a {kind} needs; --model energy learns without")
+    strata = None
+    if kind is Kind.classifier and np.unique(y, return_counts=True)[1].min() > 1:
+        strata = y
+    train, held = train_test_split(np.arange(len(X)), test_size=share, stratify=strata, random_state=seed)
+    return (X[train], None if y is None else y[train]), (X[held], None if y is None else y[held])
+
+
+def _model(kind: Kind, options: dict[str, Any]) -> Model:
+    from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
+
+    classes = {Kind.classifier: LRRNClassifier, Kind.regressor: LRRNRegressor, Kind.energy: LRRNEnergyModel}
+    given = {name: value for name, value in options.items() if value is not None}
+    known = classes[kind]().get_params()
+    strange = [name for name in given if name not in known]
+    if strange:
+        raise typer.BadParameter(f"--{strange[0].replace('_', '-')} does not apply to --model {kind}")
+    return classes[kind](**given)
+
+
+def _shape(data: str, image: str | None, n_features: int) -> tuple[int, int] | None:
+    from lrrn import datasets
+
+    if image is None:
+        side = round(n_features**0.5)
+        return (side, side) if data in datasets.NAMES else None
+    height, _, width = image.partition("x")
+    if not (height.isdigit() and width.isdigit() and int(height) * int(width) == n_features):
+        raise typer.BadParameter(f"--image should be HEIGHTxWIDTH with {n_features} pixels in all; got {image!r}")
+    return int(height), int(width)
+
+
+def _sizes(eps: str | None) -> tuple[float, ...] | None:
+    sizes = None if eps is None else _numbers(eps, float, "--eps")
+    if sizes is not None and not all(size >= 0 for size in sizes):
+        raise typer.BadParameter(f"--eps needs sizes of at least 0; got {eps}")
+    return sizes
+
+
+def _numbers(text: str, kind: Any, option: str) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{option} should be numbers separated by commas; got {text!r}") from None
+
+
+@contextmanager
+def _explained(checkpoint: Path | None) -> Iterator[None]:
+    """Turn errors that are the user's to solve into a message, and say after Ctrl-C how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if checkpoint is not None and checkpoint.exists():
+            typer.echo(f"stopped; the same command with --resume continues from {checkpoint}", err=True)
+        raise typer.Exit(130) from None
+    except (ValueError, ArithmeticError, OSError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def _device(name: str) -> str:
@@ -105,10 +351,14 @@ def _device(name: str) -> str:
     return name
 
 
-def _writable(path: Path | None) -> Path | None:
-    """Refuse a place that cannot be written before any work is done."""
+def _writable(path: Any, make: bool = False) -> Any:
+    """Refuse a place that cannot be written before any work is done; make its folder if asked to."""
+    if path is not None and make:
+        path.parent.mkdir(parents=True, exist_ok=True)
     if path is not None and not path.resolve().parent.is_dir():
         raise typer.BadParameter(f"cannot write {path}: its folder does not exist")
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"cannot write {path}: it is a folder")
     return path
 
 

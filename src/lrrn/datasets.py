@@ -1,10 +1,12 @@
-"""Data sets: scikit-learn's digits, and the MNIST family from idx files in torchvision's folder layout."""
+"""Data sets: scikit-learn's digits, the MNIST family from idx files in torchvision's folder layout, and users' own tables."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import os
 import struct
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -119,3 +121,110 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
         more = "more" if len(content) > expected else f"only {len(content)}"
         raise DataError(f"{path} should hold {expected} bytes after its header and holds {more}; fetch it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Read a table of features and, where there are any, targets.
+
+    Parameters
+    ----------
+    path : path-like
+        A ``.npz`` file with arrays "X" and, optionally, "y"; or a ``.csv`` file, with or without a line of column names.
+    target : str, optional
+        For ``.csv``: name or number of the column that holds the target, counted from 0; "none" if there is none. The last
+        column if not given.
+
+    Returns
+    -------
+    X : float64 or float32 array of shape (n_samples, n_features)
+    y : array of shape (n_samples,) or, in ``.npz`` files, (n_samples, n_targets), or None
+        Integers where all targets are, otherwise numbers, otherwise strings.
+    """
+    path = Path(path)
+    readers = {".npz": _read_npz, ".csv": _read_csv}
+    if path.suffix not in readers:
+        raise DataError(f"{path}: tables are read from .npz or .csv files, not from {path.suffix or 'one without a suffix'!r}")
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    X, y = readers[path.suffix](path, target)
+    if X.ndim != 2 or X.size == 0:
+        raise DataError(f"{path}: features must form a table; got an array of shape {X.shape}")
+    if not np.isfinite(X).all():
+        row, column = np.argwhere(~np.isfinite(X))[0]
+        raise DataError(f"{path}: feature {column} of sample {row} is {X[row, column]}; fill missing values in first")
+    if y is not None and len(y) != len(X):
+        raise DataError(f"{path}: {len(X)} samples do not go with {len(y)} targets")
+    return X, y
+
+
+def _read_npz(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if "X" not in file:
+                raise DataError(f"{path} should hold arrays X and y; it holds {', '.join(file.files) or 'none'}")
+            X, y = file["X"], file["y"] if "y" in file and target != "none" else None
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise DataError(f"{path} is damaged or no .npz file ({error})") from error
+    except ValueError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} holds Python objects, which are not loaded; save plain arrays ({error})") from error
+    if X.dtype.kind not in "biuf":
+        raise DataError(f"{path}: X must be numeric; got {X.dtype}")
+    return X if X.dtype == np.float32 else X.astype(np.float64), y
+
+
+def _read_csv(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [(number, row) for number, row in enumerate(csv.reader(file), 1) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a .csv file ({error})") from error
+    if not rows:
+        raise DataError(f"{path} is empty")
+    width = len(rows[0][1])
+    for number, row in rows:
+        if len(row) != width:
+            raise DataError(f"{path}, line {number}: {len(row)} columns where line {rows[0][0]} has {width}")
+    names = rows[0][1]
+    column = _target_column(path, names, target)
+    features = [j for j in range(width) if j != column]
+    has_names = not all(_is_number(names[j]) for j in features)
+    table = np.empty((len(rows) - has_names, len(features)))
+    for i, (number, row) in enumerate(rows[has_names:]):
+        for k, j in enumerate(features):
+            if not _is_number(row[j]):
+                name = names[j] if has_names else j
+                raise DataError(f"{path}, line {number}: column {name!r} holds {row[j]!r}, which is no number; encode it first")
+            table[i, k] = float(row[j])
+    return table, None if column is None else _plainest([row[column] for _, row in rows[has_names:]])
+
+
+def _target_column(path: Path, names: list[str], target: str | None) -> int | None:
+    if target == "none":
+        return None
+    if target is None:
+        return len(names) - 1
+    if target in names:
+        return names.index(target)
+    if target.isdigit() and int(target) < len(names):
+        return int(target)
+    raise DataError(f"{path} has no column {target!r}; its first line is {', '.join(names)}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _plainest(values: list[str]) -> NDArray[Any]:
+    """Return integers if all are, otherwise numbers if all are, otherwise strings."""
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array(values, dtype=kind)
+        except (ValueError, OverflowError):
+            continue
+    return np.array(values)

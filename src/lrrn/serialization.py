@@ -47,8 +47,8 @@ def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str]) -> None:
     parameters = {name: value for name, value in model.get_params(deep=False).items() if name not in NOT_SAVED}
     if not isinstance(parameters["random_state"], int | np.integer | None):
         parameters["random_state"] = None
-    attributes = {name: _plain(getattr(model, name)) for name in (*ATTRIBUTES, *ATTRIBUTES_OUT) if hasattr(model, name)}
-    header = {"parameters": _plain(parameters), "attributes": attributes, "network": _structure(model.network_)}
+    attributes = {name: getattr(model, name) for name in (*ATTRIBUTES, *ATTRIBUTES_OUT) if hasattr(model, name)}
+    header = {"parameters": _plain(parameters), "attributes": _plain(attributes), "network": _structure(model.network_)}
     storage.write(path, kind, dict(model.network_.state_dict()), header)
 
 

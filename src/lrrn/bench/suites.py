@@ -6,6 +6,7 @@ import logging
 import platform
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, final
@@ -13,9 +14,11 @@ from typing import Any, final
 import torch
 
 from lrrn.bench.contenders import CONTENDERS, Contender, Solve, threads
-from lrrn.bench.problems import Problem, free_phase
+from lrrn.bench.problems import Problem, free_phase, images
+from lrrn.learning import Contrastive, Data, Settings, Trainer
+from lrrn.network import LRRN
 from lrrn.solvers import SOLVERS
-from lrrn.threads import blas_threads
+from lrrn.threads import blas_threads, one_thread
 
 logger = logging.getLogger("lrrn.bench")
 
@@ -115,6 +118,86 @@ def depth_suite(width: int = 64, n: int = 1000, sweeps: int = 50, repeats: int =
     return rows
 
 
+@final
+@dataclass(frozen=True)
+class Epoch:
+    """Seconds of one epoch: the median over interleaved rounds, and half their range."""
+
+    batch: int
+    contender: str
+    optimizer: str
+    peer: bool
+    seconds: float
+    spread: float
+
+
+def train_suite(
+    n: int = 60_000,
+    batches: tuple[int, ...] = (100, 10),
+    sizes: tuple[int, ...] = (784, 64, 64, 10),
+    seed: int = 0,
+    rounds: int = 5,
+) -> list[Epoch]:
+    """Time of an epoch of contrastive learning against scikit-learn's MLPClassifier on the same data with the same optimiser.
+
+    Contenders take turns, so that a machine that changes its pace hurts all of them alike. Both run single-threaded BLAS, which
+    is the faster choice for either at these sizes.
+    """
+    x = images(n, sizes[0], seed, torch.float32)
+    label = torch.randint(0, sizes[-1], (n,), generator=torch.Generator().manual_seed(seed))
+    data = Data(x, torch.nn.functional.one_hot(label, sizes[-1]).to(x), label)
+    results = []
+    for batch in batches:
+        runs = {
+            (optimizer, peer): (_peer_epoch if peer else _our_epoch)(data, sizes, batch, optimizer, seed)
+            for optimizer in ("sgd", "adam")
+            for peer in (False, True)
+        }
+        times: dict[tuple[str, bool], list[float]] = {key: [] for key in runs}
+        with one_thread():
+            for turn in range(rounds + 1):
+                for key, run in runs.items():
+                    seconds = run()
+                    if turn > 0:  # the first round warms up
+                        times[key].append(seconds)
+        for (optimizer, peer), seconds_each in times.items():
+            name = f"{'MLPClassifier' if peer else 'lrrn, contrastive'}, {optimizer}"
+            spread = (max(seconds_each) - min(seconds_each)) / 2
+            results.append(Epoch(batch, name, optimizer, peer, statistics.median(seconds_each), spread))
+    return results
+
+
+def _our_epoch(data: Data, sizes: tuple[int, ...], batch: int, optimizer: str, seed: int) -> Callable[[], float]:
+    net = LRRN(sizes, generator=torch.Generator().manual_seed(seed))
+    rate = 0.1 if optimizer == "sgd" else 1e-3
+    settings = Settings(optimizer=optimizer, learning_rate=rate, batch_size=batch, epochs=1, weight_decay=1e-4, seed=seed)
+
+    def run() -> float:
+        start = time.perf_counter()
+        Trainer(net, Contrastive(), settings).fit(data)
+        return time.perf_counter() - start
+
+    return run
+
+
+def _peer_epoch(data: Data, sizes: tuple[int, ...], batch: int, optimizer: str, seed: int) -> Callable[[], float]:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPClassifier
+
+    assert data.label is not None
+    X, y = data.x.numpy(), data.label.numpy()
+    network = MLPClassifier(sizes[1:-1], solver=optimizer, batch_size=batch, max_iter=1, warm_start=True, random_state=seed)
+
+    def run() -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # one epoch is what we want
+            start = time.perf_counter()
+            network.fit(X, y)
+            return time.perf_counter() - start
+
+    return run
+
+
 def machine() -> dict[str, Any]:
     """Describe what the figures were measured on."""
     return {
@@ -125,6 +208,11 @@ def machine() -> dict[str, Any]:
     }
 
 
-def as_json(solve_rows: list[Row], depth_rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Both tables and the machine, ready for ``json.dump``."""
-    return {"machine": machine(), "solve": [asdict(row) for row in solve_rows], "depth": depth_rows}
+def as_json(solve_rows: list[Row], depth_rows: list[dict[str, float]], epochs: list[Epoch]) -> dict[str, Any]:
+    """All tables and the machine, ready for ``json.dump``."""
+    return {
+        "machine": machine(),
+        "solve": [asdict(row) for row in solve_rows],
+        "depth": depth_rows,
+        "train": [asdict(epoch) for epoch in epochs],
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -44,8 +45,9 @@ class FusedStep:
         signs = objective.signs
         assert signs is not None
         dtype = flat.vector.numpy().dtype
-        self._flat, self._tol = flat, tol
+        self._dtype, self._tol, self._gradient = dtype, tol, flat.gradient.numpy()
         self._signs = tuple(dtype.type(sign) for sign in signs)
+        self._phases = sum(1 for sign in signs if sign)
         at, places = 0, []
         for group in (net.W, net.b, net.c):
             parameters = list(group)
@@ -62,6 +64,7 @@ class FusedStep:
         self._zero = torch.zeros_like(self._lo).clamp_(self._lo, self._hi)[:, : self._free]
         self._zero_is_feasible = not bool(self._zero.any())
         self._fixed = (
+            flat.vector.numpy(),
             *places,
             np.array(energy.sizes, np.int64),
             discounts.astype(dtype),
@@ -72,6 +75,7 @@ class FusedStep:
             panel_plan(hidden),
             self._lo.numpy(),
             self._hi.numpy(),
+            self._gram.numpy(),
         )
 
     @staticmethod
@@ -92,58 +96,60 @@ class FusedStep:
 
         ``batch.activations`` gets the free phase's activations; after None, ``batch.start`` is how far it came.
         """
-        x, n = batch.x, len(batch.x)
+        x, n, target = batch.x, batch.x.shape[0], batch.target
         cold = batch.start is None and self._zero_is_feasible
-        if batch.start is None:
-            start = x.new_zeros((n, self._free)) if cold else self._zero.repeat(n, 1)
+        if cold:
+            start = np.zeros((n, self._free), self._dtype)
         else:
-            start = batch.start.clamp(self._lo[:, : self._free], self._hi[:, : self._free])
-        z_clamped = start[:, : self._hidden].contiguous() if self._signs[0] == 0 else x.new_empty((n, self._hidden))
-        target = x.new_zeros((n, 0)) if self._signs[1] == 0 else batch.target
+            given = self._zero.repeat(n, 1) if batch.start is None else batch.start
+            start = given.clamp(self._lo[:, : self._free], self._hi[:, : self._free]).numpy()
+        if target is None and self._signs[1] == 0:
+            target = x.new_empty((n, 0))
         if target is None:
             raise ValueError("this objective needs targets y, and none were given")
+        clamped = np.empty((n, self._hidden), self._dtype) if self._signs[0] else start[:, : self._hidden].copy()
         torch.mm(self._first, self._first.mT, out=self._gram)
         parts = max(1, min(MOST_PARTS, n // PART_ROWS))
-        edges = [n * i // parts for i in range(parts + 1)]
-        gradients = (
-            self._flat.gradient[None] if parts == 1 else self._flat.gradient.new_empty((parts, len(self._flat.gradient)))
-        )
-        gradients.zero_()
-        sweeps, losses, converged = np.zeros((parts, 1), np.int64), x.new_empty(n), [False] * parts
-        arrays = [t.numpy() for t in (x, target, weight, start, z_clamped, losses, gradients)]
+        sweeps, losses, converged = np.zeros((parts, 1), np.int64), np.empty(n, self._dtype), [False] * parts
+        arrays = (x.numpy(), target.numpy(), weight.numpy(), start, clamped, losses)
+        if parts == 1:
+            converged[0] = self._run(arrays, sweeps[0], cold, self._gradient)
+        else:
+            edges = [n * i // parts for i in range(parts + 1)]
+            gradients = np.empty((parts, len(self._gradient)), self._dtype)
 
-        def work(part: int) -> None:
-            converged[part] = self._run(part, slice(edges[part], edges[part + 1]), cold, arrays, sweeps)
+            def work(part: int) -> None:
+                rows = [array[edges[part] : edges[part + 1]] for array in arrays]
+                converged[part] = self._run(rows, sweeps[part], cold, gradients[part])
 
-        side_by_side(work, parts)
+            side_by_side(work, parts)
+            gradients.sum(0, out=self._gradient)
         counts.sweeps += int(sweeps.sum())
         if not all(converged):
-            batch.start = start if self._signs[0] else torch.cat((z_clamped, start[:, self._hidden :]), 1)
+            reached = start if self._signs[0] else np.concatenate((clamped, start[:, self._hidden :]), 1)
+            batch.start = torch.from_numpy(reached)
             return None
-        if parts > 1:
-            torch.sum(gradients, 0, out=self._flat.gradient)
-        counts.samples += n * sum(1 for sign in self._signs if sign)
-        batch.activations = start if self._signs[0] else None
-        return float(torch.dot(losses, weight))
+        counts.samples += n * self._phases
+        batch.activations = torch.from_numpy(start) if self._signs[0] else None
+        return float(losses @ arrays[2])
 
-    def _run(self, part: int, rows: slice, cold: bool, arrays: list[np.ndarray], sweeps: np.ndarray) -> bool:
+    def _run(self, arrays: Sequence[np.ndarray], sweeps: np.ndarray, cold: bool, gradient: np.ndarray) -> bool:
         from lrrn.learning._fused_numba import energy_step
 
-        x, target, weight, start, z_clamped, losses, gradients = arrays
+        x, target, weight, start, clamped, losses = arrays
+        gradient.fill(0)
         return energy_step(
-            self._flat.vector.numpy(),
             *self._fixed,
-            self._gram.numpy(),
-            x[rows],
-            target[rows],
-            weight[rows],
+            x,
+            target,
+            weight,
             *self._signs,
             self._tol,
             SWEEPS,
             cold,
-            start[rows],
-            z_clamped[rows],
-            sweeps[part],
-            losses[rows],
-            gradients[part],
+            start,
+            clamped,
+            sweeps,
+            losses,
+            gradient,
         )

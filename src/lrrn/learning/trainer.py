@@ -242,8 +242,9 @@ class Trainer:
         saved = time.monotonic()
         for rows in batches[position.step :]:
             progress = (position.epoch * n_steps + position.step) / (settings.epochs * n_steps)
+            rate = settings.learning_rate * self._rate(progress)
             for group in self.optimizer.param_groups:
-                group["lr"] = settings.learning_rate * self._rate(progress)
+                group["lr"] = rate
             loss = self._step(data, rows.to(data.x.device), counts)
             position.loss_sum += loss * len(rows)
             position.weight_sum += len(rows)
@@ -262,31 +263,33 @@ class Trainer:
 
     def _step(self, data: Data, rows: Tensor, counts: SolveCounts) -> float:
         """Take one optimiser step and return the batch's mean loss."""
-        batch = Batch(
-            data.x[rows],
-            None if data.target is None else data.target[rows],
-            None if data.label is None else data.label[rows],
-            None if self._activations is None else self._activations[rows],
+        x, target, label, start, weight = (
+            None if part is None else part.index_select(0, rows)
+            for part in (data.x, data.target, data.label, self._activations, data.weight)
         )
-        weight = None if data.weight is None else data.weight[rows]
+        assert x is not None
+        batch = Batch(x, target, label, start)
         loss = self._descend(batch, weight, counts)
         if self.settings.weight_decay:
-            # lambda |W_{L-1}|_F^2
-            last = self.net.W[-1]
-            if last.grad is not None:
-                last.grad.add_(last.detach(), alpha=2 * self.settings.weight_decay)
+            self._decay(self.settings.weight_decay)
         self.optimizer.step()
         self._project()
         if self._activations is not None and batch.activations is not None:
             self._activations[rows] = batch.activations
         return loss
 
+    def _decay(self, weight: float) -> None:
+        """Add the derivative of ``weight`` times |W_{L-1}|_F^2."""
+        last = self.net.W[-1]
+        if last.grad is not None:
+            last.grad.add_(last.detach(), alpha=2 * weight)
+
     def _descend(self, batch: Batch, weight: Tensor | None, counts: SolveCounts) -> float:
         """Set the parameters' gradients and return the mean loss."""
         n = len(batch.x)
         if isinstance(self.objective, EnergyObjective):
             with torch.no_grad():
-                share = batch.x.new_full((n,), 1 / n) if weight is None else weight / n
+                share = batch.x.new_full((n,), 1 / n) if weight is None else weight.div_(n)
                 loss = None if self._fused is None else self._fused(batch, share, counts)
                 if loss is None:
                     terms = self.objective.terms(self.net, batch)

@@ -1,0 +1,174 @@
+"""A web page in one file: tables, charts and images without scripts, fonts or anything else to fetch."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#862e9c", "#a37400")
+WIDTH, HEIGHT = 560, 300
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 44
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #d0d7de; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --faint: #3d444d; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem; margin: 2rem auto;
+  padding: 0 1rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--faint); text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+.wide { overflow-x: auto; }
+figure { margin: 1.5rem 0; } figcaption { font-size: .9rem; }
+svg { max-width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 13px; }
+svg .axis { stroke: var(--ink); } svg .grid { stroke: var(--faint); }
+img { image-rendering: pixelated; max-width: 100%; }
+"""
+
+
+@final
+class Page:
+    """Collects parts and writes them as one HTML file.
+
+    Parameters
+    ----------
+    title : str
+        Title and first heading.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._parts: list[str] = []
+
+    def heading(self, text: str) -> None:
+        """Add a heading."""
+        self._parts.append(f"<h2>{escape(text)}</h2>")
+
+    def text(self, text: str) -> None:
+        """Add a paragraph."""
+        self._parts.append(f"<p>{escape(text)}</p>")
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Add a table."""
+        head = "".join(f"<th scope=col>{escape(column)}</th>" for column in columns)
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        self._parts.append(f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>")
+
+    def lines(
+        self, caption: str, x: str, y: str, series: Mapping[str, tuple[ArrayLike, ArrayLike]], log_y: bool = False
+    ) -> None:
+        """Add a chart of lines: a mapping of names to points, as two sequences."""
+        curves = {name: (np.asarray(xs, float), np.asarray(ys, float)) for name, (xs, ys) in series.items()}
+        if log_y:
+            curves = {name: (xs[ys > 0], np.log10(ys[ys > 0])) for name, (xs, ys) in curves.items()}
+        self._parts.append(_figure(caption, _chart(x, y, curves, log_y)))
+
+    def histograms(self, caption: str, x: str, series: Mapping[str, ArrayLike], bins: int = 40) -> None:
+        """Add a chart of the distributions of several samples, on common bins that cover 99 % of all values."""
+        values = {name: np.asarray(sample, float) for name, sample in series.items()}
+        low, high = np.quantile(np.concatenate(list(values.values())), [0.0, 0.99])
+        edges = np.linspace(low, high if high > low else low + 1, bins + 1)
+        curves = {}
+        for name, sample in values.items():
+            share = np.histogram(sample, edges)[0] / len(sample)
+            curves[name] = (np.repeat(edges, 2)[1:-1], np.repeat(share, 2))
+        self._parts.append(_figure(caption, _chart(x, "share of samples", curves, False)))
+
+    def images(self, caption: str, images: NDArray[Any], columns: int = 16, zoom: int = 4) -> None:
+        """Add a sheet of images of shape (n, height, width), each scaled alone: blue is negative, red positive."""
+        sheet = _sheet(images, columns)
+        height, width = sheet.shape[:2]
+        data = base64.b64encode(png(sheet)).decode()
+        tag = f'<img alt="{escape(caption)}" width={width * zoom} height={height * zoom} src="data:image/png;base64,{data}">'
+        self._parts.append(_figure(caption, tag))
+
+    def html(self) -> str:
+        """Return the page."""
+        title, body = escape(self._title), "\n".join(self._parts)
+        return (
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            f"<title>{title}</title><style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n{body}\n</body></html>\n"
+        )
+
+
+def _figure(caption: str, content: str) -> str:
+    return f"<figure>{content}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _chart(x: str, y: str, curves: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], log_y: bool) -> str:
+    drawn = {name: (xs, ys) for name, (xs, ys) in curves.items() if len(xs)}
+    if not drawn:
+        return "<p>no points</p>"
+    all_x, all_y = (np.concatenate([curve[axis] for curve in drawn.values()]) for axis in (0, 1))
+    (x0, x1), (y0, y1) = _limits(all_x), _limits(all_y if log_y else np.append(all_y, 0.0))
+
+    def place(px: Any, py: Any) -> tuple[Any, Any]:
+        across = LEFT + (px - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT)
+        return across, TOP + (y1 - py) / (y1 - y0) * (HEIGHT - TOP - BOTTOM)
+
+    parts = []
+    for tick in _ticks(x0, x1):
+        across = place(tick, y0)[0]
+        parts.append(f'<text x="{across:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{tick:g}</text>')
+    for tick in _ticks(y0, y1):
+        down = place(x0, tick)[1]
+        label = f"{10**tick:.2g}" if log_y else f"{tick:g}"
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{down:.1f}" y2="{down:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{down + 4:.1f}" text-anchor="end">{label}</text>')
+    bottom = HEIGHT - BOTTOM
+    parts.append(f'<path class="axis" fill="none" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>')
+    parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>')
+    parts.append(f'<text transform="translate(12 {HEIGHT / 2}) rotate(-90)" text-anchor="middle">{escape(y)}</text>')
+    for index, (name, (xs, ys)) in enumerate(drawn.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        points = " ".join(f"{px:.1f},{py:.1f}" for px, py in zip(*place(xs, ys), strict=True))
+        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{points}"/>')
+        parts.append(f'<text x="{WIDTH - RIGHT - 4}" y="{TOP + 16 + 17 * index}" text-anchor="end" style="fill:{colour}">')
+        parts.append(f"{escape(name)}</text>")
+    label = escape(f"{y} against {x}: {', '.join(drawn)}")
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _limits(values: NDArray[Any]) -> tuple[float, float]:
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers within the limits."""
+    rough = (high - low) / 5
+    unit = 10.0 ** np.floor(np.log10(rough))
+    step = unit * min((1, 2, 5, 10), key=lambda multiple: abs(multiple * unit - rough))
+    first = int(np.ceil(low / step - 1e-9))
+    return [round(index * step, 12) for index in range(first, int(np.floor(high / step + 1e-9)) + 1)]
+
+
+def _sheet(images: NDArray[Any], columns: int) -> NDArray[np.uint8]:
+    n, height, width = images.shape
+    rows = -(-n // columns)
+    sheet = np.full((rows * (height + 1), min(columns, n) * (width + 1), 3), 255, np.uint8)
+    for index, image in enumerate(images):
+        strength = image / max(float(np.abs(image).max()), 1e-30)
+        fade = (255 * (1 - np.abs(strength))).astype(np.uint8)
+        full = np.full_like(fade, 255)
+        red, blue = np.where(strength >= 0, full, fade), np.where(strength >= 0, fade, full)
+        top, left = index // columns * (height + 1), index % columns * (width + 1)
+        sheet[top : top + height, left : left + width] = np.stack([red, fade, blue], axis=-1)
+    return sheet
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """Encode an image of shape (height, width, 3)."""
+    height, width = pixels.shape[:2]
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
