@@ -227,17 +227,17 @@ class LiftedEnergy:
         if not h.diag:
             return torch.inf, RoundingCoefficients(0.0, 0.0, 0.0, 0.0)
         # the trace dominates every |W_k|_F^2 that entered, hence the rounding of each product
-        error = self._rounding * float(h.diagonal.sum())
+        error = self.inner_rounding * float(h.diagonal.sum())
         # |fl(Hz - q) - (Hz - q)| <= gamma_{3d+2} (|H|_F |z| + |q|), plus the rounding of H and of q themselves
         product = 4 * (3 * max(h.sizes) + 2) * torch.finfo(torch.float64).eps
         reach = max(a * (1 + beta) * _norm(w) for a, beta, w in zip(self.discounts, self.beta, self.weights, strict=True))
         rounding = RoundingCoefficients(
-            product * h.frobenius() + error, product, self._rounding * reach, self._rounding * self._linear_size
+            product * h.frobenius() + error, product, self.inner_rounding * reach, self.inner_rounding * self._linear_size
         )
         return verified.smallest_eigenvalue(h, error), rounding
 
     @property
-    def _rounding(self) -> float:
+    def inner_rounding(self) -> float:
         """gamma_{d+8}, generously: the relative rounding of an inner product over a layer and a few products more."""
         return 2 * (max(self.sizes) + 8) * torch.finfo(self.weights[0].dtype).eps
 

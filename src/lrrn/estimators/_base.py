@@ -118,7 +118,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     def _scaled(self, X: Array, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return rows of X as the network sees them."""
         if not self.standardize:
-            return torch.as_tensor(np.ascontiguousarray(X)).to(device=device, dtype=dtype)
+            return torch.as_tensor(np.require(X, requirements=["C", "W"])).to(device=device, dtype=dtype)
         scaled = (X.astype(np.float64) - self.offset_in_) / self.scale_in_
         return torch.as_tensor(scaled).to(device=device, dtype=dtype)
 
@@ -153,15 +153,15 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         """Pretrain if asked to, train, and set the attributes that tell how it went."""
         settings = self._settings(seed)
         options: dict[str, Any] = {"checkpoint": self.checkpoint, "log": self.log, "verbose": self.verbose > 0}
+        options["callbacks"] = self.callbacks
         resume, history = self.resume, []
         done = resume and self.checkpoint is not None and os.path.isfile(self.checkpoint) and peek(self.checkpoint) == "train"
         if pretrain is not None and not done:
             first = Trainer(self.network_, FreeEnergy(), pretrain, stage="pretrain", **options)
             history = first.fit(Data(data.x), resume=resume)
             resume = False
-        trainer = Trainer(self.network_, objective, settings, callbacks=self.callbacks, **options)
-        history = [*history, *trainer.fit(data, validate, resume=resume)]
-        self._set_history(history)
+        trainer = Trainer(self.network_, objective, settings, history=history, **options)
+        self._set_history(trainer.fit(data, validate, resume=resume))
 
     def _pass_over(self, objective: Objective, data: Data) -> None:
         """Train for one epoch at a constant rate, continuing with the optimiser's state of the last call."""
@@ -247,7 +247,9 @@ def split_off_validation(
     from sklearn.model_selection import train_test_split
 
     rows = np.arange(n)
-    if strata is not None and np.unique(strata, return_counts=True)[1].min() < 2:
-        strata = None
+    if strata is not None:
+        counts = np.unique(strata, return_counts=True)[1]
+        if counts.min() < 2 or min(fraction, 1 - fraction) * n < len(counts):
+            strata = None
     train, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=strata)
     return train, held

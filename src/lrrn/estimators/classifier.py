@@ -35,6 +35,11 @@ OBJECTIVES = ("contrastive", "margin", "cross_entropy", "squared_error", "class_
 UNLABELLED = -1
 
 
+def _counting(X: Array, weight: Array | None) -> Array:
+    """Return the samples whose weight is not zero."""
+    return X if weight is None else X[weight > 0]
+
+
 def _has_probabilities(self: LRRNClassifier) -> bool:
     if self.objective not in ("margin", "cross_entropy"):
         raise AttributeError(f"predict_proba needs objective 'margin' or 'cross_entropy'; this one is {self.objective!r}")
@@ -237,12 +242,14 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32])
         label = self._encode(labels, None)
         weight = self._weights(sample_weight, features, labels, label)
-        seed, device = self._begin(features, len(self.classes_), self.beta, "free")
+        seed, device = self._begin(_counting(features, weight), len(self.classes_), self.beta, "free")
         validate = None
         rows = np.arange(len(features))
         if self.early_stopping:
-            rows, held = split_off_validation(len(features), self.validation_fraction, seed, label)
-            held = held[label[held] != UNLABELLED]
+            # samples without a label cannot be scored, so they all stay
+            known = np.flatnonzero(label != UNLABELLED)
+            kept, held = split_off_validation(len(known), self.validation_fraction, seed, label[known])
+            rows, held = np.union1d(np.flatnonzero(label == UNLABELLED), known[kept]), known[held]
             x_held, y_held = self._scaled(features[held], torch.float64, device), torch.as_tensor(label[held]).to(device)
 
             def validate(net: LRRN) -> float:
@@ -278,11 +285,19 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         first = not hasattr(self, "network_")
         if first and classes is None:
             raise ValueError("classes must be given in the first call of partial_fit")
+        if (
+            not first
+            and classes is not None
+            and not np.array_equal(np.setdiff1d(classes, [UNLABELLED]), np.setdiff1d(self.classes_, [UNLABELLED]))
+        ):
+            raise ValueError(
+                f"classes={np.unique(classes).tolist()} differ from those of the first call, {self.classes_.tolist()}"
+            )
         features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=first)
         label = self._encode(labels, classes if first else self.classes_)
         weight = self._weights(sample_weight, features, labels, label)
         if first:
-            self._begin(features, len(self.classes_), self.beta, "free")
+            self._begin(_counting(features, weight), len(self.classes_), self.beta, "free")
         self._pass_over(objective, self._data(features, label, weight, self.network_.W[0].device))
         return self
 
@@ -310,6 +325,8 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
             )
         known = y != UNLABELLED if semi else np.ones(len(y), dtype=bool)
         self.classes_ = np.unique(y[known]) if classes is None else np.unique(np.asarray(classes))
+        if semi:
+            self.classes_ = self.classes_[self.classes_ != UNLABELLED]
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs samples of at least two classes; got {len(self.classes_)} class")
         strange = np.setdiff1d(y[known], self.classes_)
@@ -328,8 +345,8 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
             known = label != UNLABELLED
             weight[known] *= compute_sample_weight(self.class_weight, y[known])
         if not weight.sum() > 0:
-            raise ValueError("sample_weight is zero for every sample")
-        return weight * (len(weight) / weight.sum())
+            raise ValueError("sample_weight or class_weight makes the weight of every sample zero")
+        return weight * (np.count_nonzero(weight) / weight.sum())
 
     def _data(self, X: Array, label: Array, weight: Array | None, device: torch.device) -> Data:
         keep = np.arange(len(X)) if weight is None else np.flatnonzero(weight > 0)

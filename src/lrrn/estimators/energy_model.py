@@ -265,7 +265,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         net = self.network_
         if codes.shape[1] != net.sizes[-1]:
             raise ValueError(f"Z must have {net.sizes[-1]} columns, as many as transform returns; got {codes.shape[1]}")
-        below = torch.as_tensor(codes).to(device=net.W[0].device, dtype=torch.float64)
+        below = torch.as_tensor(np.require(codes, requirements=["C", "W"])).to(device=net.W[0].device, dtype=torch.float64)
         energy = net.energy_snapshot(torch.float64)
         for k in reversed(range(energy.n_layers)):
             c = energy.c[k]

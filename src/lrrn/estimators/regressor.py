@@ -189,16 +189,17 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         features, values = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
         self._single = values.ndim == 1
         targets = np.asarray(values, dtype=np.float64).reshape(len(values), -1)
-        self.offset_out_, spread = targets.mean(axis=0), targets.std(axis=0)
-        self.scale_out_ = np.where(spread > 0, spread, 1.0)
-        targets = (targets - self.offset_out_) / self.scale_out_
-        weight = None
+        weight, counts = None, np.ones(len(targets), dtype=bool)
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
             if not weight.sum() > 0:
                 raise ValueError("sample_weight is zero for every sample")
-            weight = weight * (len(weight) / weight.sum())
-        seed, device = self._begin(features, targets.shape[1], self.beta, "free")
+            counts = weight > 0
+            weight = weight * (counts.sum() / weight.sum())
+        self.offset_out_, spread = targets[counts].mean(axis=0), targets[counts].std(axis=0)
+        self.scale_out_ = np.where(spread > 0, spread, 1.0)
+        targets = (targets - self.offset_out_) / self.scale_out_
+        seed, device = self._begin(features[counts], targets.shape[1], self.beta, "free")
         dtype = self.network_.W[0].dtype
         rows, validate = np.arange(len(features)), None
         if self.early_stopping:
@@ -248,6 +249,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         lower, upper : array of shape (n_samples,) or (n_samples, n_targets)
         """
         check_is_fitted(self, "network_")
+        if not eps >= 0:
+            raise ValueError(f"eps must be at least 0; got {eps}")
         sweeps = max(self.max_sweeps, 1000)
 
         def interval(x: torch.Tensor) -> torch.Tensor:

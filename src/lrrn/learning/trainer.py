@@ -150,6 +150,8 @@ class Trainer:
         File for one JSON record an epoch.
     verbose : bool, default=False
         Show progress, if standard error is a terminal.
+    history : sequence of dict
+        Records of an earlier stage, to be continued.
     """
 
     def __init__(
@@ -164,12 +166,13 @@ class Trainer:
         checkpoint_seconds: float = 60.0,
         log: str | os.PathLike[str] | None = None,
         verbose: bool = False,
+        history: Sequence[dict[str, Any]] = (),
     ) -> None:
         self.net, self.objective, self.settings = net, objective, settings
         self.callbacks, self.log, self.verbose = callbacks, log, verbose
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.checkpoint_seconds = checkpoint_seconds
-        self.position = Position(stage=stage)
+        self.position = Position(stage=stage, history=list(history))
         self._flat = FlatParameters(net)
         self.optimizer = _optimizer(self._flat, settings)
         self._fused: FusedStep | None = None
@@ -223,7 +226,7 @@ class Trainer:
             done = self.position.epoch * len(data) + self.position.step * self.settings.batch_size
             lines = JsonLines(self.log, self.history)
             with ProgressBar(self.verbose, self.position.stage, total, done) as bar:
-                while self.position.epoch < self.settings.epochs:
+                while self.position.epoch < self.settings.epochs and not self._out_of_patience:
                     self._epoch(data, counts, bar, identity)
                     if self._finish_epoch(data, counts, validate, bar, lines, identity):
                         break
@@ -342,7 +345,6 @@ class Trainer:
             "condition_number": condition,
             "weight_norms": norms,
         }
-        stop = False
         if validate is not None:
             score = float(validate(self.net))
             record["validation_score"] = score
@@ -351,8 +353,6 @@ class Trainer:
                 with torch.no_grad():
                     for best, p in zip(self._best, self.net.parameters(), strict=True):
                         best.copy_(p)
-            patience = self.settings.patience
-            stop = patience is not None and position.epoch + 1 - position.best_epoch >= patience
         position.history.append(record)
         position.epoch, position.step = position.epoch + 1, 0
         position.loss_sum = position.weight_sum = 0.0
@@ -360,6 +360,7 @@ class Trainer:
         lines.append(record)
         bar.note(f"epoch {position.epoch}, loss {loss:.4g}, {record['samples_per_second']:.0f} samples/s")
         logger.debug("epoch %d: loss %.4g, condition number %.3g", position.epoch, loss, condition)
+        stop = False
         for callback in self.callbacks:
             stop = bool(callback(self, record)) or stop
         self._save(identity)
@@ -401,6 +402,14 @@ class Trainer:
     def _return_to_best(self) -> None:
         for p, best in zip(self.net.parameters(), self._best, strict=True):
             p.copy_(best)
+
+    @property
+    def _out_of_patience(self) -> bool:
+        """Whether early stopping has ended the run; a resumed one then stays ended."""
+        position, patience = self.position, self.settings.patience
+        if patience is None or position.best_score is None or position.step > 0:
+            return False
+        return position.epoch - position.best_epoch >= patience
 
     @property
     def _tol(self) -> float:
