@@ -18,6 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+KERNELS = {path.name for path in (ROOT / "src").rglob("*.py") if "\nfrom numba" in path.read_text()}
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -155,6 +157,146 @@ MUTANTS = [
         "test_error_bound.py",
     ),
     Mutant("reuse a stale Hessian", "network.py", "not _same(self._frozen[0], now)", "False", "test_network.py"),
+    Mutant(
+        "weight decay without the factor 2",
+        "learning/trainer.py",
+        "alpha=2 * weight",
+        "alpha=weight",
+        "test_trainer.py::test_a_step_of_sgd_by_hand",
+    ),
+    Mutant(
+        "the same batches in every epoch",
+        "learning/trainer.py",
+        "(self.settings.seed * 1_000_003 + self.position.epoch)",
+        "(self.settings.seed * 1_000_003)",
+        "test_mutation_gaps.py::test_every_epoch_sees_all_samples_in_an_order_of_its_own",
+    ),
+    Mutant(
+        "resume at the start of the epoch",
+        "learning/trainer.py",
+        "for rows in batches[position.step :]:",
+        "for rows in batches:",
+        "test_trainer.py::test_ctrl_c_leaves_a_checkpoint_that_resumes_to_the_same_bits",
+    ),
+    Mutant(
+        "resume without the optimiser's state",
+        "learning/checkpoint.py",
+        'load_state_dict({"state": state,',
+        'load_state_dict({"state": {},',
+        "test_trainer.py::test_a_resumed_run_ends_with_the_same_bits",
+    ),
+    Mutant(
+        "believe every prediction in self-training",
+        "learning/objectives.py",
+        "sure = ~known & (lead[:, 0] - lead[:, 1] > self.confidence)",
+        "sure = ~known",
+        "test_objectives.py::test_self_training_counts_confident_samples_only",
+    ),
+    Mutant(
+        "constants of the two phases with the bias on the wrong side",
+        "learning/objectives.py",
+        "(target if b is None else target - b)",
+        "(target if b is None else target + b)",
+        "test_objectives.py::test_values_are_energies",
+    ),
+    Mutant(
+        "keep a compiled step that did not converge",
+        "learning/fused.py",
+        "if not all(converged):",
+        "if not converged:",
+        "test_fused.py::test_slow_batches_go_the_general_way_and_training_is_the_same",
+    ),
+    Mutant(
+        "derivatives of one part of a cut batch only",
+        "learning/fused.py",
+        "gradients.sum(0, out=self._gradient)",
+        "self._gradient[:] = gradients[0]",
+        "test_fused.py::test_losses_and_derivatives_are_those_of_the_general_path",
+    ),
+    Mutant(
+        "compiled step adds the free phase's moments",
+        "learning/_fused_numba.py",
+        "rows[2 * n + i, j] = -ab * second",
+        "rows[2 * n + i, j] = ab * second",
+        "test_fused.py::test_losses_and_derivatives_are_those_of_the_general_path",
+    ),
+    Mutant(
+        "derivative of c of the wrong sign",
+        "derivatives.py",
+        "d_c = torch.mv(w.mT, total).mul_(-a * beta)",
+        "d_c = torch.mv(w.mT, total).mul_(a * beta)",
+        "test_derivatives.py",
+    ),
+    Mutant(
+        "half of a slope's product rule",
+        "derivatives.py",
+        ".addmm_(w_above.mT, reconstruction, alpha=a * beta)",
+        "",
+        "test_derivatives.py",
+    ),
+    Mutant(
+        "radius without the error at x",
+        "certify/radius.py",
+        "doubt = scale * errors.here[:, None] + rounding",
+        "doubt = rounding",
+        "test_mutation_gaps.py::test_a_radius_from_a_loose_solve_is_no_larger_than_the_exact_minimiser_allows",
+    ),
+    Mutant(
+        "radius without the error of the next solve",
+        "certify/radius.py",
+        "doubt = doubt + scale * errors.later[:, None] + rounding",
+        "doubt = doubt + rounding",
+        "test_mutation_gaps.py::test_the_radius_allows_for_what_the_next_solve_may_leave",
+    ),
+    Mutant(
+        "errors do not grow with the perturbation",
+        "certify/errors.py",
+        "slope = (tol * growth + rounding.z",
+        "slope = (rounding.z",
+        "test_mutation_gaps.py::test_the_radius_allows_for_what_the_next_solve_may_leave",
+    ),
+    Mutant(
+        "radius where the solve did not converge",
+        "certify/radius.py",
+        "solution.converged & radius.isfinite()",
+        "radius.isfinite()",
+        "test_mutation_gaps.py::test_no_radius_without_convergence_however_small_the_error",
+    ),
+    Mutant(
+        "differences of clipped outputs as if not clipped",
+        "certify/outputs.py",
+        "pairs = torch.maximum(pairs, torch.maximum(_lengths(w)[:, None], _lengths(w)))",
+        "pass",
+        "test_mutation_gaps.py::test_a_clipped_output_stands_still_while_its_equal_moves",
+    ),
+    Mutant(
+        "interval without the error of the next solve",
+        "certify/intervals.py",
+        "reach = reach + constants.error * (errors.later + errors.slope * eps)[:, None] + constants",
+        "reach = reach + constants",
+        "test_mutation_gaps.py::test_the_interval_allows_for_what_the_next_solve_may_leave",
+    ),
+    Mutant(
+        "six digits of an interval's ends",
+        "serialization.py",
+        "[repr(i.lo), repr(i.hi)] for i",
+        '[f"{i.lo:g}", f"{i.hi:g}"] for i',
+        "test_serialization.py::test_a_network_comes_back_to_the_bit",
+    ),
+    Mutant(
+        "a file may set any attribute",
+        "serialization.py",
+        "if name not in (*ATTRIBUTES, *ATTRIBUTES_OUT):",
+        "if False:",
+        "test_serialization.py::test_no_other_attribute_can_be_set",
+    ),
+    Mutant(
+        "a failed save leaves its temporary file",
+        "storage.py",
+        "        Path(name).unlink(missing_ok=True)\n        raise",
+        "        raise",
+        "test_serialization.py::test_after_a_failed_save_the_old_file_is_intact",
+    ),
 ]
 
 
@@ -162,8 +304,10 @@ def survives(mutant: Mutant) -> tuple[bool, str]:
     """Apply one mutant in a copy of the tree and run its tests; return whether all passed, and their last line."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
+        # compiled kernels go along and save their compilation, unless a kernel changes: callers would keep the old one
+        stale = "__pycache__" if mutant.file.rpartition("/")[2] in KERNELS else "*.pyc"
         for name in ("src", "tests"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns(stale))
         shutil.copy(ROOT / "pyproject.toml", copy)
         target = copy / "src" / "lrrn" / mutant.file
         text = target.read_text()
@@ -184,12 +328,12 @@ def survives(mutant: Mutant) -> tuple[bool, str]:
 
 
 def main() -> int:
-    """Run all mutants, or those whose name contains a word."""
+    """Run all mutants, or those whose name or file contains one of some words."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("word", nargs="?", default="", help="only mutants whose name contains this")
+    parser.add_argument("words", nargs="*", default=[""], help="only mutants whose name or file contains one of these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many to run at once")
     options = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if options.word in mutant.name]
+    chosen = [mutant for mutant in MUTANTS if any(word in f"{mutant.name} {mutant.file}" for word in options.words)]
     start = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
         results = list(pool.map(survives, chosen))

@@ -159,7 +159,7 @@ def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple
 
 def _read_npz(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             if "X" not in file:
                 raise DataError(f"{path} should hold arrays X and y; it holds {', '.join(file.files) or 'none'}")
             X, y = file["X"], file["y"] if "y" in file and target != "none" else None
@@ -205,7 +205,7 @@ def _target_column(path: Path, names: list[str], target: str | None) -> int | No
         return None
     if target is None:
         return len(names) - 1
-    if target in names:
+    if target in names and not _is_number(target):
         return names.index(target)
     if target.isdigit() and int(target) < len(names):
         return int(target)

@@ -25,6 +25,13 @@ NOT_SAVED = ("callbacks", "checkpoint", "log", "resume")
 ATTRIBUTES = ("classes_", "feature_names_in_", "n_features_in_", "history_", "offset_", "offset_in_", "scale_in_")
 ATTRIBUTES_OUT = ("offset_out_", "scale_out_", "_single", "_n_features_out", "_seed")
 
+REQUIRED = ("n_features_in_", "history_", "offset_in_", "scale_in_", "_seed")
+REQUIRED_OF = {
+    "classifier": ("classes_",),
+    "regressor": ("offset_out_", "scale_out_", "_single"),
+    "energy model": ("offset_", "_n_features_out"),
+}
+
 
 def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str]) -> None:
     """Write a network or a fitted estimator to a file.
@@ -33,7 +40,7 @@ def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str]) -> None:
     ----------
     model : LRRN, LRRNClassifier, LRRNRegressor or LRRNEnergyModel
     path : path-like
-        The file is replaced atomically.
+        The file is replaced atomically. The optimiser's state between calls of ``partial_fit`` is not kept.
     """
     storage.check_writable(path)
     if isinstance(model, LRRN):
@@ -69,20 +76,31 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEsti
     try:
         if kind == "network":
             return _network(header, tensors, device)
-        estimator = ESTIMATORS[kind](**_restored(header["parameters"]))
-        for name, value in _restored(header["attributes"]).items():
-            if name not in (*ATTRIBUTES, *ATTRIBUTES_OUT):
-                raise KeyError(name)
+        parameters, attributes = _restored(header["parameters"]), _restored(header["attributes"])
+        _check_names(kind, parameters, attributes)
+        estimator = ESTIMATORS[kind](**parameters)
+        for name, value in attributes.items():
             setattr(estimator, name, value)
         estimator._set_history(estimator.history_)
         estimator._optimizer_state = None
         estimator.network_ = _network(header["network"], tensors, device)
+        if kind == "classifier" and len(estimator.classes_) != estimator.network_.sizes[-1]:
+            raise ValueError(f"{len(estimator.classes_)} classes for {estimator.network_.sizes[-1]} outputs")
         return estimator
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise storage.FileFormatError(f"{path} is damaged: its header does not fit a {kind} ({error})") from error
 
 
+def _check_names(kind: str, parameters: dict[str, Any], attributes: dict[str, Any]) -> None:
+    """Refuse a file that would set what does not belong to a model, or that lacks what does."""
+    strange = {*NOT_SAVED} & {*parameters} | {*attributes} - {*ATTRIBUTES, *ATTRIBUTES_OUT}
+    missing = {*REQUIRED, *REQUIRED_OF[kind]} - {*attributes}
+    if strange or missing:
+        raise KeyError(", ".join(sorted(strange | missing)))
+
+
 def _structure(net: LRRN) -> dict[str, Any]:
+    storage.to_dtype(str(net.W[0].dtype).removeprefix("torch."))  # refuse what load could not read
     return {
         "sizes": list(net.sizes),
         "beta": list(net.beta),
@@ -98,6 +116,10 @@ def _structure(net: LRRN) -> dict[str, Any]:
 
 
 def _network(structure: dict[str, Any], tensors: dict[str, Tensor], device: str) -> LRRN:
+    sizes = structure["sizes"]
+    for k, shape in enumerate(zip(sizes[1:], sizes[:-1], strict=True)):
+        if tensors[f"W.{k}"].shape != shape:  # before memory is taken for what the header says
+            raise ValueError(f"W.{k} is of shape {tuple(tensors[f'W.{k}'].shape)}, not {shape}")
     intervals = [Interval(float(lo), float(hi)) for lo, hi in structure["intervals"]]
     net = LRRN(
         structure["sizes"],
@@ -114,6 +136,8 @@ def _network(structure: dict[str, Any], tensors: dict[str, Tensor], device: str)
         tol=structure["tol"],
         max_sweeps=structure["max_sweeps"],
     )
+    if any(t.dtype != net.W[0].dtype for t in tensors.values()):
+        raise ValueError(f"its tensors are not all {structure['dtype']}")
     net.load_state_dict(tensors)
     return net
 

@@ -97,7 +97,9 @@ def read(path: str | os.PathLike[str], *kinds: str) -> tuple[str, dict[str, Tens
                 raise FileFormatError(f"{path} holds a {envelope['kind']}, not a {' or '.join(kinds)}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}
             return envelope["kind"], tensors, envelope["header"]
-    except (SafetensorError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except FileFormatError:
+        raise
+    except (SafetensorError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise FileFormatError(f"{path} is damaged or not a file that lrrn wrote ({error})") from error
 
 
