@@ -297,6 +297,41 @@ MUTANTS = [
         "        raise",
         "test_serialization.py::test_after_a_failed_save_the_old_file_is_intact",
     ),
+    Mutant(
+        "attacks believe themselves",
+        "certify/attacks.py",
+        "success = walker.fooled(found, label) & (distance <= reach)",
+        "success = distance <= reach",
+        "test_attacks.py",
+    ),
+    Mutant(
+        "attacks leave the ball",
+        "certify/attacks.py",
+        "return delta * (INSIDE * reach /",
+        "return delta * (1.1 * reach /",
+        "test_attacks.py",
+    ),
+    Mutant(
+        "attacks climb down",
+        "certify/attacks.py",
+        "functional.one_hot(rival, k) - functional.one_hot(label, k)",
+        "functional.one_hot(label, k) - functional.one_hot(rival, k)",
+        "test_attacks.py",
+    ),
+    Mutant(
+        "slopes forget the reconstruction",
+        "certify/slopes.py",
+        "(energy.discounts[0] * (1 + energy.beta[0]))",
+        "energy.discounts[0]",
+        "test_attacks.py",
+    ),
+    Mutant(
+        "attacked distances stay in the network's units",
+        "audit.py",
+        "perturbed = x * model.scale_in_ + model.offset_in_",
+        "perturbed = x + model.offset_in_",
+        "test_attacks.py",
+    ),
 ]
 
 

@@ -62,11 +62,11 @@ def worst_within(net, x, label, radius):
 
 
 @given(case=CASES)
-@settings(max_examples=60)
+@settings(max_examples=50)
 def test_no_perturbation_inside_the_radius_changes_the_label(case):
     net = make(case)
     x = random_input(12, net.sizes[0], seed=case["seed"])
-    for method in ("paper", "spectral"):
+    for method in ("spectral", "auto"):
         certificate = lrrn.certify(net, x, method)
         reach = certificate.radius.clamp(max=1e6)
         certain = certificate.radius > 0
@@ -74,20 +74,20 @@ def test_no_perturbation_inside_the_radius_changes_the_label(case):
 
 
 @given(case=CASES)
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_methods_are_ordered(case):
     net = make(case)
     x = random_input(20, net.sizes[0], seed=case["seed"])
     radii = {method: lrrn.certify(net, x, method).radius for method in METHODS}
     slack = 1e-9 * (1 + radii["paper"])
     assert (radii["pairwise"] >= radii["paper"] - slack).all() and (radii["spectral"] >= radii["pairwise"] - slack).all()
-    assert torch.equal(radii["auto"], radii["spectral"])
+    assert (radii["auto"] >= radii["spectral"] - slack).all() and (radii["multiplier"] >= radii["spectral"] - slack).all()
     exact = lrrn.certify(net, x, guarantee="exact").radius
     assert (exact >= radii["auto"] - slack).all()
 
 
 @given(case=CASES)
-@settings(max_examples=60)
+@settings(max_examples=50)
 def test_constants_bound_the_slopes_of_outputs_and_differences(case):
     net = make(case)
     x = (2 * random_input(30, net.sizes[0], seed=case["seed"])).requires_grad_()
@@ -96,7 +96,7 @@ def test_constants_bound_the_slopes_of_outputs_and_differences(case):
     single = single_constants(net).rho
     assert (rows.norm(dim=-1) <= single * (1 + 1e-7)).all()
     differences = (rows[:, :, None] - rows[:, None]).norm(dim=-1)
-    for method in ("paper", "pairwise", "spectral"):
+    for method in ("paper", "pairwise", "spectral", "auto"):
         assert (differences <= pair_constants(net, method).rho * (1 + 1e-7) + 1e-12).all()
 
 

@@ -45,7 +45,7 @@ def iris(tmp_path):
 
 
 def test_help_names_every_command_and_option():
-    commands = ("demo", "train", "evaluate", "bench")
+    commands = ("demo", "train", "evaluate", "certify", "attack", "bench")
     assert set(commands) <= set(runner.invoke(app, ["--help"]).output.split())
     for command in commands:
         output = runner.invoke(app, [command, "--help"], terminal_width=200).output
@@ -166,6 +166,66 @@ def test_a_saved_model_is_not_replaced_by_accident_nor_evaluated_on_other_featur
     assert done.exit_code == 2 and "4 features" in words(done.output)
     run("train", "digits", "--epochs", 1, "-o", model, "--overwrite", "--seed", 1)
     assert model.read_bytes() != content
+
+
+def test_certify_and_attack_agree_on_a_standardized_model_in_the_units_of_the_data(tmp_path, iris):
+    model, proven, attacked, page = (tmp_path / name for name in ("m.safetensors", "c.json", "a.json", "a.html"))
+    run("train", iris, "--target", "kind", "--epochs", 20, "--hidden", "8", "-o", model)
+    common = (model, iris, "--target", "kind", "--limit", 120, "--eps", "0.1,0.5", "--method", "spectral")
+    output = run("certify", *common, "--json", proven, "--page", tmp_path / "c.html")
+    one = json.loads(proven.read_text())
+    loaded, table = lrrn.load(model), np.genfromtxt(iris, delimiter=",", skip_header=1, usecols=(0, 1, 3, 4))[:120]
+    assert (
+        "120 samples" in output and one["n_samples"] == 120 and one["method"] == "spectral" and one["guarantee"] == "deployed"
+    )
+    assert one["samples"]["radius"] == loaded.certified_radius(table, "spectral").tolist()
+    assert "polyline" in (tmp_path / "c.html").read_text()
+    output = run("attack", *common, "--steps", 10, "--restarts", 2, "--json", attacked, "--page", page)
+    two = json.loads(attacked.read_text())
+    right = np.array(two["samples"]["right"])
+    radius, distance = (np.array(two["samples"][key], dtype=float) for key in ("radius", "distance"))
+    assert two["samples"]["radius"] == one["samples"]["radius"] and two["refuted"] == []
+    assert (distance[right] >= radius[right]).all() and (distance[~right] == 0).all() and "120 samples" in output
+    for size in ("0.1", "0.5"):
+        assert two["certified"][size] == one["certified"][size] == np.mean(right & (radius > float(size)))
+        assert two["attacked"][size] == np.mean(distance > float(size))
+        assert two["accuracy"] >= two["attacked"][size] >= two["certified"][size]
+        assert two["gap"][size] == pytest.approx(two["attacked"][size] - two["certified"][size])
+    # attacks come within a small factor of what is proven, so the units are the same
+    assert np.median(distance[right] / radius[right]) < 5
+    html = page.read_text()
+    assert html.count("<polyline") == 4 and all(name in html for name in ("clean", "under attack", "certified", "gap"))
+
+
+def test_attack_keeps_images_in_their_range(tmp_path):
+    model, figures = tmp_path / "m.safetensors", tmp_path / "out.json"
+    run("train", "digits", "--epochs", 2, "--hidden", "12", "-o", model)
+    run("attack", model, "digits", "--limit", 20, "--steps", 5, "--restarts", 1, "--clip", "0,1", "--json", figures)
+    result = json.loads(figures.read_text())
+    assert result["n_samples"] == 20 and result["attacks"]["clip"] == [0.0, 1.0] and result["refuted"] == []
+    done = runner.invoke(app, ["attack", str(model), "digits", "--clip", "1,0"], terminal_width=200)
+    assert done.exit_code == 2 and "the smaller one first" in words(done.output)
+    done = runner.invoke(app, ["certify", str(model), "digits", "--method", "magic"], terminal_width=200)
+    assert done.exit_code == 1 and "unknown method 'magic'" in done.output
+
+
+def test_certify_and_attack_refuse_models_whose_label_is_not_the_largest_output(tmp_path):
+    energies, model = tmp_path / "c.safetensors", tmp_path / "e.safetensors"
+    run("train", "digits", "--objective", "class_energy", "--epochs", 1, "--hidden", "8", "-o", energies)
+    run("train", "digits", "--model", "energy", "--epochs", 1, "--hidden", "8", "-o", model)
+    for command in ("certify", "attack"):
+        done = runner.invoke(app, [command, str(energies), "digits"], terminal_width=200)
+        assert done.exit_code == 1 and "'class_energy': it predicts by energies" in words(done.output)
+        done = runner.invoke(app, [command, str(model), "digits"], terminal_width=200)
+        assert done.exit_code == 2 and "holds a LRRNEnergyModel; only a classifier" in words(done.output)
+
+
+def test_a_refuted_certificate_is_an_error(tmp_path, monkeypatch):
+    model = tmp_path / "m.safetensors"
+    run("train", "digits", "--epochs", 2, "--hidden", "8", "-o", model)
+    monkeypatch.setattr(lrrn.LRRNClassifier, "certified_radius", lambda self, X, method: np.full(len(X), 100.0))
+    done = runner.invoke(app, ["attack", str(model), "digits", "--limit", "5", "--steps", "3"], terminal_width=200)
+    assert done.exit_code == 1 and "inside the certified radius" in words(done.output)
 
 
 def test_contenders_that_are_installed_reach_the_target_and_absent_ones_say_so(monkeypatch):

@@ -216,9 +216,14 @@ def test_class_energies(n_classes):
     np.testing.assert_array_equal(model.predict(X), energies.argmin(1))
     expected = energies[:, 0] - energies[:, 1] if n_classes == 2 else -energies
     np.testing.assert_allclose(model.decision_function(X), expected)
-    for ask in (lambda: model.certified_radius(X), lambda: model.certified_score(X, y, 0.1)):
-        with pytest.raises(NotImplementedError, match="'class_energy' predicts by energies"):
-            ask()
+    radius = model.certified_radius(X)
+    assert (radius > 0).any()
+    for seed in range(10):
+        step = np.random.default_rng(seed).standard_normal(X.shape)
+        moved = X + 0.999 * radius[:, None] * step / np.linalg.norm(step, axis=1, keepdims=True)
+        np.testing.assert_array_equal(model.predict(moved), model.predict(X))
+    with pytest.raises(ValueError, match="'class_energy' has one method, 'energy'; got 'paper'"):
+        model.certified_radius(X, "paper")
 
 
 @pytest.mark.parametrize(("objective", "temperature"), [("margin", 0.2), ("cross_entropy", 1.0)])

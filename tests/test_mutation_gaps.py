@@ -73,7 +73,7 @@ def test_a_radius_from_a_loose_solve_is_no_larger_than_the_exact_minimiser_allow
     for seed in range(10):
         net, x = random_network((8, 10, 10, 4), scale=2.0, seed=seed), random_input(40, 8, seed=seed)
         y = net.infer(x, solver="newton", tol=1e-12).output
-        certificate = lrrn.certify(net, x, guarantee="exact", solver="coordinate_descent", tol=tol)
+        certificate = lrrn.certify(net, x, "spectral", guarantee="exact", solver="coordinate_descent", tol=tol)
         best = certificate.prediction
         leads = y.gather(1, best[:, None]) - y
         allowed = (leads / pair_constants(net, "spectral").rho[best]).scatter(1, best[:, None], torch.inf).amin(-1)

@@ -47,7 +47,7 @@ def test_csv(tmp_path, text, target, X, y):
         ("a,b\n1,2\n", "c", "no column 'c'; its first line is a, b"),
         ("a,b\nnan,2\n", None, "feature 0 of sample 0 is nan"),
         ("a,b\n", None, "got an array of shape"),
-        (b"\xff\xfe\x00", None, "is not a .csv file"),
+        (b"\xff\xfe\x00", None, r"is not a \.csv file"),
     ],
 )
 def test_bad_csv(tmp_path, text, target, message):
@@ -89,9 +89,9 @@ def test_damaged_missing_and_foreign_files(tmp_path):
     whole = (tmp_path / "t.npz").read_bytes()
     for length in (0, 10, len(whole) // 2, len(whole) - 3):
         (tmp_path / "cut.npz").write_bytes(whole[:length])
-        with pytest.raises(DataError, match="is damaged or no .npz file"):
+        with pytest.raises(DataError, match=r"is damaged or no \.npz file"):
             read_table(tmp_path / "cut.npz")
     with pytest.raises(DataError, match="there is no file"):
         read_table(tmp_path / "no.csv")
-    with pytest.raises(DataError, match=r"from .npz or .csv files, not from '.txt'"):
+    with pytest.raises(DataError, match=r"from \.npz or \.csv files, not from '\.txt'"):
         read_table(csv_file(tmp_path, "1,2\n", "t.txt"))

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from lrrn.audit import Audit
+    from lrrn.estimators import LRRNClassifier
     from lrrn.evaluation import Evaluation, Model
 
 app = typer.Typer(
@@ -38,6 +40,11 @@ Target = Annotated[
     typer.Option(help="Column of a .csv file with the target, by name or number; 'none' if it has none. Last if not given."),
 ]
 Eps = Annotated[str | None, typer.Option(help="Sizes of perturbations to certify, in the units of the data: 0.1,0.25,0.5.")]
+SavedModel = Annotated[Path, typer.Argument(help="A model saved by lrrn train or lrrn.save.", metavar="MODEL")]
+Split = Annotated[str, typer.Option(help="Of the named data sets: train or test.")]
+Method = Annotated[
+    str, typer.Option(help="How to derive the constants of the certificate, as in lrrn.certify; auto is the best.")
+]
 ImageShape = Annotated[str | None, typer.Option("--image", help="Height and width, if samples are images: 28x28.")]
 
 
@@ -149,11 +156,11 @@ def train(
 
 @app.command("evaluate")
 def evaluate_command(
-    model: Annotated[Path, typer.Argument(help="A model saved by lrrn train or lrrn.save.")],
+    model: SavedModel,
     data: Source,
     target: Target = None,
     root: Root = None,
-    split: Annotated[str, typer.Option(help="Of the named data sets: train or test.")] = "test",
+    split: Split = "test",
     eps: Eps = None,
     image: ImageShape = None,
     seed: Seed = 0,
@@ -163,20 +170,74 @@ def evaluate_command(
 ) -> None:
     """Show what a saved model is worth on some data."""
     from lrrn.evaluation import evaluate
-    from lrrn.network import LRRN
-    from lrrn.serialization import load
 
     json_file, page = _writable(json_file), _writable(page)
     with _explained(None):
-        fitted = load(model, device=_device(device))
-        if isinstance(fitted, LRRN):
-            raise typer.BadParameter(f"{model} holds a bare network; save a fitted estimator to evaluate it")
-        X, y = _load(data, split, root, target)
-        if X.shape[1] != fitted.n_features_in_:
-            raise typer.BadParameter(f"{data} has {X.shape[1]} features and {model} was trained on {fitted.n_features_in_}")
+        fitted, X, y = _fitted(model, data, split, root, target, device)
         shape = _shape(data, image, X.shape[1])
         result = evaluate(model.name, fitted, X, y, _sizes(eps), shape, None, None, seed)
     _publish(f"{model.name} on {data}", [result], json_file, page, shape)
+
+
+@app.command("certify")
+def certify_command(
+    model: SavedModel,
+    data: Source,
+    target: Target = None,
+    root: Root = None,
+    split: Split = "test",
+    eps: Eps = None,
+    limit: Annotated[int | None, typer.Option(help="Take the first so many samples; all if not given.", min=1)] = None,
+    method: Method = "auto",
+    seed: Seed = 0,
+    device: Device = "auto",
+    json_file: JsonFile = None,
+    page: PageFile = None,
+) -> None:
+    """Prove how far samples can be perturbed before a saved classifier's label can change."""
+    from lrrn.audit import certify
+
+    json_file, page = _writable(json_file), _writable(page)
+    with _explained(None):
+        classifier, X, y = _classifier(model, data, split, root, target, device, limit)
+        # nothing here is random; the option is there so that scripts can pass it to every command
+        audit = certify(model.name, classifier, X, y, _sizes(eps), method)
+    _publish_audit(f"{model.name} on {data}", audit, json_file, page)
+
+
+@app.command("attack")
+def attack_command(
+    model: SavedModel,
+    data: Source,
+    target: Target = None,
+    root: Root = None,
+    split: Split = "test",
+    eps: Eps = None,
+    limit: Annotated[int, typer.Option(help="Take the first so many samples.", min=1)] = 1000,
+    method: Method = "auto",
+    steps: Annotated[int, typer.Option(help="Steps of each gradient ascent.", min=1)] = 50,
+    restarts: Annotated[int, typer.Option(help="Gradient ascents a sample and size.", min=1)] = 3,
+    clip: Annotated[str | None, typer.Option(help="Interval that perturbed features stay in: 0,1 for images.")] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    json_file: JsonFile = None,
+    page: PageFile = None,
+) -> None:
+    """Attack a saved classifier and hold what the attacks find against its certificates."""
+    from lrrn.audit import attack
+
+    json_file, page = _writable(json_file), _writable(page)
+    box = None if clip is None else _numbers(clip, float, "--clip")
+    if box is not None and not (len(box) == 2 and box[0] < box[1]):
+        raise typer.BadParameter(f"--clip should be two numbers, the smaller one first; got {clip!r}")
+    with _explained(None):
+        classifier, X, y = _classifier(model, data, split, root, target, device, limit)
+        options: dict[str, Any] = {"steps": steps, "restarts": restarts, "clip": box, "seed": seed}
+        audit = attack(model.name, classifier, X, y, _sizes(eps), method, **options)
+    _publish_audit(f"{model.name} on {data}", audit, json_file, page)
+    if len(audit.refuted):
+        typer.echo(f"Error: attacks succeeded inside the certified radius of samples {audit.refuted.tolist()}: a bug", err=True)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -248,12 +309,55 @@ def _publish(
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    for note in dict.fromkeys(result.note for result in results if result.note):
-        console.print(note)
     _dump(json_file, {"title": title, "models": [result.as_json() for result in results]})
     if page is not None:
         page.write_text(as_page(title, results, image_shape), encoding="utf-8")
         console.print(f"charts and filters: {page}")
+
+
+def _publish_audit(title: str, audit: Audit, json_file: Path | None, page: Path | None) -> None:
+    from lrrn.audit import as_page, as_table, summary
+
+    columns, rows = as_table(audit)
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(summary(audit))
+    _dump(json_file, {"title": title, **audit.as_json()})
+    if page is not None:
+        page.write_text(as_page(title, audit), encoding="utf-8")
+        console.print(f"chart: {page}")
+
+
+def _fitted(path: Path, data: str, split: str, root: Path | None, target: str | None, device: str) -> tuple[Model, Any, Any]:
+    """Load a fitted estimator and data that fit it."""
+    from lrrn.network import LRRN
+    from lrrn.serialization import load
+
+    fitted = load(path, device=_device(device))
+    if isinstance(fitted, LRRN):
+        raise typer.BadParameter(f"{path} holds a bare network; save a fitted estimator to evaluate it")
+    X, y = _load(data, split, root, target)
+    if X.shape[1] != fitted.n_features_in_:
+        raise typer.BadParameter(f"{data} has {X.shape[1]} features and {path} was trained on {fitted.n_features_in_}")
+    return fitted, X, y
+
+
+def _classifier(
+    path: Path, data: str, split: str, root: Path | None, target: str | None, device: str, limit: int | None
+) -> tuple[LRRNClassifier, Any, Any]:
+    """Load a classifier and the first labelled samples of some data."""
+    from lrrn.estimators import LRRNClassifier
+
+    fitted, X, y = _fitted(path, data, split, root, target, device)
+    if not isinstance(fitted, LRRNClassifier):
+        raise typer.BadParameter(f"{path} holds a {type(fitted).__name__}; only a classifier has labels to certify or attack")
+    if y is None:
+        raise typer.BadParameter(f"{data} has no labels to compare predictions with")
+    return fitted, X[:limit], y[:limit]
 
 
 def _load(data: str, split: str, root: Path | None, target: str | None) -> tuple[Any, Any]:

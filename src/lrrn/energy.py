@@ -8,6 +8,7 @@ H that depends on the weights only. Block k below holds z_{k+1}; a_k = gamma^k.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -214,6 +215,11 @@ class LiftedEnergy:
         """How far a free phase's residual, as computed in float64, can be from the true one."""
         return self._free_audit[1]
 
+    @property
+    def clamped_rounding(self) -> RoundingCoefficients:
+        """How far a clamped phase's residual, as computed in float64, can be from the true one."""
+        return self._clamped_audit[1]
+
     @cached_property
     def _free_audit(self) -> tuple[float, RoundingCoefficients]:
         return self._audit(self.free_hessian)
@@ -235,6 +241,21 @@ class LiftedEnergy:
             product * h.frobenius() + error, product, self.inner_rounding * reach, self.inner_rounding * self._linear_size
         )
         return verified.smallest_eigenvalue(h, error), rounding
+
+    @cached_property
+    def root_rounding(self) -> tuple[float, float]:
+        """How far sqrt(2 E), computed by :meth:`value`, can be from its true value: per unit of |x| + |z|, and a constant.
+
+        sqrt(2 E) is the norm of the stacked mismatches, and each of them is an inner product and two sums away from its data.
+        """
+        slope, constant = 0.0, 0.0
+        for k, a in enumerate(self.discounts):
+            weight = math.sqrt(a) + math.sqrt(a * self.beta[k])
+            b, c = self.b[k], self.c[k]
+            slope += weight * (2 + _norm(self.weights[k]))
+            constant += weight * ((0.0 if b is None else _norm(b)) + (0.0 if c is None else _norm(c)))
+        rounding = 4 * self.inner_rounding
+        return rounding * slope, rounding * constant
 
     @property
     def inner_rounding(self) -> float:

@@ -42,8 +42,6 @@ class Evaluation:
         By what was put in: how well the energy tells it from the samples, 1 is perfectly and 0.5 not at all.
     seconds : float or None
         Training time.
-    note : str
-        Why something is missing.
     """
 
     name: str
@@ -54,7 +52,6 @@ class Evaluation:
     certified: dict[float, float]
     auroc: dict[str, float]
     seconds: float | None
-    note: str
     model: Model = field(repr=False)
     radii: Array | None = field(repr=False)
     energies: dict[str, Array] = field(repr=False)
@@ -104,15 +101,12 @@ def evaluate(
     Evaluation
     """
     sizes = [float(f"{factor * model.scale_in_:.2g}") for factor in EPS] if eps is None else list(eps)
-    score, radii, certified, note = None, None, dict[float, float](), ""
+    score, radii, certified = None, None, dict[float, float]()
     if y is not None and not isinstance(model, LRRNEnergyModel):
         score = float(model.score(X, y))
     if isinstance(model, LRRNClassifier) and y is not None:
-        try:
-            radii = np.where(model.predict(X) == y, model.certified_radius(X), 0.0)
-            certified = {size: float(np.mean(radii > size)) for size in sizes}
-        except NotImplementedError as error:
-            note = str(error)
+        radii = np.where(model.predict(X) == y, model.certified_radius(X), 0.0)
+        certified = {size: float(np.mean(radii > size)) for size in sizes}
     if isinstance(model, LRRNRegressor):
         for size in sizes:
             lower, upper = model.predict_interval(X, size)
@@ -129,7 +123,6 @@ def evaluate(
         certified=certified,
         auroc={kind: _auroc(energies["samples"], values) for kind, values in energies.items() if kind != "samples"},
         seconds=seconds,
-        note=note,
         model=model,
         radii=radii,
         energies=energies,
@@ -189,8 +182,6 @@ def as_page(title: str, evaluations: Sequence[Evaluation], image_shape: tuple[in
     """Return a self-contained HTML page: the table, loss curves, certified accuracy, energies and filters."""
     page = Page(title)
     page.table(*as_table(evaluations))
-    for note in dict.fromkeys(evaluation.note for evaluation in evaluations if evaluation.note):
-        page.text(note)
     page.heading("Learning")
     # losses of different objectives have different scales, so each is shown relative to its first epoch
     curves = {e.name: (range(1, len(e.model.loss_curve_) + 1), np.abs(e.model.loss_curve_)) for e in evaluations}

@@ -51,25 +51,28 @@ class SolveErrors:
     size_slope: float
 
     @classmethod
-    def of(cls, net: LRRN, x: Tensor, solution: Solution, tol: float) -> SolveErrors:
-        """Bound the errors of a float64 solution, and of any other at the same tolerance."""
+    def of(cls, net: LRRN, x: Tensor, solution: Solution, tol: float, y: Tensor | None = None) -> SolveErrors:
+        """Bound the errors of a float64 solution of the free or, with ``y``, the clamped phase, and of later ones."""
         energy = net.energy_snapshot(torch.float64)
         here = solution.error_bound
-        if energy.n_free == 0:
+        n_unknown = energy.n_free if y is None else energy.n_layers - 1
+        if n_unknown == 0:
             nothing = torch.zeros_like(here)
             return cls(nothing, nothing, 0.0, 1 + row_norms(x), 1.0)
-        features = solution.activations[-2] if energy.eliminated else solution.activations[-1]
-        mu, rounding = energy.free_mu, energy.free_rounding
+        reads_last = y is None and not energy.eliminated
+        features = solution.activations[-1] if reads_last else solution.activations[-2]
+        mu, rounding = (energy.free_mu, energy.free_rounding) if y is None else (energy.clamped_mu, energy.clamped_rounding)
         if not rounding.z < 0.5 * mu:
             never = torch.full_like(here, math.inf)
             return cls(here, never, math.inf, 1 + row_norms(features), math.inf)
         # |q(x + delta)| <= |q(x)| + growth |delta|, and the exact activations move by at most growth |delta| / mu
         growth = energy.discounts[0] * (1 + energy.beta[0]) * verified.spectral_norm(energy.weights[0])
-        q = row_norms(energy.free(x).q)
-        z = row_norms(torch.cat(solution.activations[: energy.n_free], dim=-1)) + here
+        q = row_norms((energy.free(x) if y is None else energy.clamped(x, y)).q)
+        z = row_norms(torch.cat(solution.activations[:n_unknown], dim=-1)) + here
+        data = row_norms(x) if y is None else row_norms(x) + row_norms(y)
         # a solve that reports convergence has a residual of at most tol max(1, |q|) plus rounding; its own error enters the
         # size that rounding is relative to, which the last factor solves for
         swell = (1 + 1e-9) / (1 - rounding.z / mu)
-        later = (tol * q.clamp(min=1.0) + rounding.total(z, q, row_norms(x))) / mu * swell
+        later = (tol * q.clamp(min=1.0) + rounding.total(z, q, data)) / mu * swell
         slope = (tol * growth + rounding.z * growth / mu + rounding.q * growth + rounding.x) / mu * swell
         return cls(here, later, slope, 1 + row_norms(features) + here + later, growth / mu + slope)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from lrrn import bounds, verified
-from lrrn.network import LRRN
+from lrrn.energy import LiftedEnergy
+from lrrn.multiplier import MultiplierProblem, network_multipliers
+from lrrn.network import BUDGET, LRRN
 
 _UP = 1 + 1e-12
 """Covers the rounding of norms and products of a few float64 numbers."""
@@ -36,8 +39,35 @@ class OutputConstants:
     rounding: Tensor
 
 
-def single_constants(net: LRRN) -> OutputConstants:
-    """Return the constants of every output."""
+_known: WeakKeyDictionary[LiftedEnergy, dict[tuple[str, str, float], Tensor]] = WeakKeyDictionary()
+
+
+def _multiplied(net: LRRN, what: str, method: str, rho: Tensor, seconds: float | None) -> Tensor:
+    """Lower constants of single outputs or of pairs by multipliers; remembered as long as the parameters stay."""
+    energy = net.energy_snapshot(torch.float64)
+    if method not in BUDGET or energy.n_free == 0:
+        return rho
+    budget = BUDGET[method] if seconds is None else seconds
+    known = _known.setdefault(energy, {})
+    if (what, method, budget) not in known:
+        problem = MultiplierProblem(energy)
+        ceiling = float(bounds.spectral(list(net.W), net.beta))
+        # a fifth of the budget for the multipliers of the whole output, from which the others begin
+        lam = network_multipliers(energy, ceiling, budget / 5).lam
+        rows = problem.read_out
+        if what == "single":
+            known[what, method, budget] = problem.rows(lam, rows, rho, 0.8 * budget)
+        else:
+            i, j = torch.tril_indices(len(rows), len(rows), -1)
+            lower = problem.rows(lam, rows[i] - rows[j], rho[i, j], 0.8 * budget)
+            table = rho.clone()
+            table[i, j] = table[j, i] = lower
+            known[what, method, budget] = table
+    return known[what, method, budget]
+
+
+def single_constants(net: LRRN, method: str = "auto", seconds: float | None = None) -> OutputConstants:
+    """Return the constants of every output; ``method`` and ``seconds`` as for :func:`pair_constants`."""
     whole, features = float(bounds.spectral(list(net.W), net.beta)), _features(net, "spectral")
     energy = net.energy_snapshot(torch.float64)
     w = energy.weights[-1]
@@ -49,20 +79,23 @@ def single_constants(net: LRRN) -> OutputConstants:
         rows, slack = linear_response(w, net.beta[-1])
         rho = torch.minimum(rho, (_lengths(rows) + slack) * features)
     error = _lengths(w) if energy.eliminated else torch.ones_like(rho)
+    rho = _multiplied(net, "single", method, rho, seconds)
     return OutputConstants(rho * _UP, error * _UP, _read_out_rounding(net))
 
 
-def pair_constants(net: LRRN, method: str) -> OutputConstants:
+def pair_constants(net: LRRN, method: str, seconds: float | None = None) -> OutputConstants:
     """Return the constants of every difference of two outputs.
 
     Parameters
     ----------
     net : LRRN
-    method : {"paper", "pairwise", "spectral"}
+    method : {"paper", "pairwise", "spectral", "multiplier", "auto"}
         "paper" takes sqrt(2) times the paper's constant for every pair; "pairwise" and "spectral" treat pairs one by one, from
-        the paper's and from the spectral bound on the features.
+        the paper's and from the spectral bound on the features; "multiplier" and "auto" then optimise multipliers for each.
+    seconds : float, optional
+        Budget of the optimisation, by default that of :meth:`LRRN.lipschitz`.
     """
-    whole = float((bounds.spectral if method == "spectral" else bounds.paper)(list(net.W), net.beta))
+    whole = float((bounds.paper if method in ("paper", "pairwise") else bounds.spectral)(list(net.W), net.beta))
     energy = net.energy_snapshot(torch.float64)
     w, beta, free = energy.weights[-1], net.beta[-1], net.intervals[-1].is_free
     rho = w.new_full((len(w), len(w)), math.sqrt(2) * whole)
@@ -78,6 +111,7 @@ def pair_constants(net: LRRN, method: str) -> OutputConstants:
             rows, slack = linear_response(w, beta)
             rho = torch.minimum(rho, (_distances(rows) + slack) * features)
     error = _distances(w) if energy.eliminated else torch.full_like(rho, math.sqrt(2))
+    rho = _multiplied(net, "pair", method, rho, seconds)
     rounding = _read_out_rounding(net)
     return OutputConstants(rho * _UP, error * _UP, rounding[:, None] + rounding)
 
@@ -96,7 +130,7 @@ def linear_response(w: Tensor, beta: float) -> tuple[Tensor, float]:
 
 def _features(net: LRRN, method: str) -> float:
     """Lipschitz constant of the features that the last layer reads."""
-    bound = bounds.spectral if method == "spectral" else bounds.paper
+    bound = bounds.paper if method in ("paper", "pairwise") else bounds.spectral
     return float(bound(list(net.W)[:-1], net.beta[:-1]))
 
 

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, check_random_state, valida
 from torch import Tensor
 
 from lrrn.bounds import LipschitzBound
+from lrrn.certify import energy_interval
 from lrrn.learning import Data, Objective, Settings, Trainer
 from lrrn.learning.checkpoint import peek
 from lrrn.learning.objectives import FreeEnergy
@@ -218,6 +219,40 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         array of shape (n_samples,)
         """
         return self._over_chunks(X, lambda x: self._infer(x).energy)
+
+    def energy_interval(self, X: ArrayLike, eps: float) -> tuple[Array, Array]:
+        """Return the range each sample's energy is proven to stay in for perturbations of Euclidean norm at most ``eps``.
+
+        It holds for what :meth:`energy` computes, solver error and rounding included.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+        eps : float
+            Size of the perturbation, in the units of X.
+
+        Returns
+        -------
+        lower, upper : array of shape (n_samples,)
+        """
+        check_is_fitted(self, "network_")
+        if not eps >= 0:
+            raise ValueError(f"eps must be at least 0; got {eps}")
+        sweeps = max(self.max_sweeps, 1000)
+
+        def interval(x: Tensor) -> Tensor:
+            return torch.stack(energy_interval(self.network_, x, self._reach(eps, x), max_sweeps=sweeps), dim=1)
+
+        lower, upper = self._over_chunks(X, interval).T
+        return lower, upper
+
+    def _reach(self, eps: float, x: Tensor) -> float:
+        """Turn a perturbation in the units of X into the network's; the scaling of X rounds too, here and there."""
+        if not self.standardize:
+            return eps
+        offset = float(np.linalg.norm(self.offset_in_)) / self.scale_in_
+        rounding = 16 * EPS * float(torch.linalg.vector_norm(x, dim=-1).max() + offset)
+        return eps / self.scale_in_ * (1 + 4 * EPS) + rounding
 
     @property
     def lipschitz_(self) -> LipschitzBound:

@@ -16,6 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 from torch.nn import functional
 
+from lrrn.certify import certify_energies
 from lrrn.certify.radius import certified_share, certify
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
 from lrrn.learning import (
@@ -428,20 +429,21 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array of shape (n_samples, n_features)
-        method : {"auto", "paper", "pairwise", "spectral"}, default="auto"
-            As in :func:`lrrn.certify`.
+        method : {"auto", "paper", "pairwise", "spectral", "multiplier"}, default="auto"
+            As in :func:`lrrn.certify`; labels predicted by class energies are certified by those.
 
         Returns
         -------
         array of shape (n_samples,)
         """
         check_is_fitted(self, "network_")
-        if self.objective == "class_energy":
-            raise NotImplementedError(
-                "objective 'class_energy' predicts by energies, for which no radius is implemented; "
-                "the radius of the network's output says nothing about it"
-            )
         sweeps = max(self.max_sweeps, 1000)
+        if self.objective == "class_energy":
+            if method not in ("auto", "energy"):
+                raise ValueError(f"objective 'class_energy' has one method, 'energy'; got {method!r}")
+            return self._over_chunks(
+                X, lambda x: self._radius_in(certify_energies(self.network_, x, max_sweeps=sweeps).radius, x)
+            )
         return self._over_chunks(X, lambda x: self._radius_in(certify(self.network_, x, method, max_sweeps=sweeps).radius, x))
 
     def certified_score(self, X: ArrayLike, y: ArrayLike, eps: float, method: str = "auto") -> float:

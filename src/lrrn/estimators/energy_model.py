@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, OutlierMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
+from lrrn.certify import decision_radius
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
 from lrrn.learning import Data, FreeEnergy
 from lrrn.learning.trainer import Callback
@@ -235,6 +236,25 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         int array of shape (n_samples,)
         """
         return np.where(self.decision_function(X) < 0, -1, 1)
+
+    def certified_radius(self, X: ArrayLike) -> Array:
+        """Return the radius, in the units of X, within which each sample's decision (+1 or -1) is proven not to change.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        array of shape (n_samples,)
+        """
+        check_is_fitted(self, "network_")
+        sweeps = max(self.max_sweeps, 1000)
+
+        def radius(x: torch.Tensor) -> torch.Tensor:
+            return self._radius_in(decision_radius(self.network_, x, -self.offset_, max_sweeps=sweeps), x)
+
+        return self._over_chunks(X, radius)
 
     def transform(self, X: ArrayLike) -> Array:
         """Return the activations of the last layer.

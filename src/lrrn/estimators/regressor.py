@@ -254,11 +254,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         sweeps = max(self.max_sweeps, 1000)
 
         def interval(x: torch.Tensor) -> torch.Tensor:
-            # the scaling of X rounds too, at x and at the perturbed input
-            offset = float(np.linalg.norm(self.offset_in_)) / self.scale_in_
-            rounding = 16 * EPS * float(torch.linalg.vector_norm(x, dim=-1).max() + offset) if self.standardize else 0.0
-            reach = eps / self.scale_in_ * (1 + 4 * EPS) + rounding
-            return torch.stack(output_interval(self.network_, x, reach, max_sweeps=sweeps), dim=1)
+            return torch.stack(output_interval(self.network_, x, self._reach(eps, x), max_sweeps=sweeps), dim=1)
 
         lower, upper = self._over_chunks(X, interval).transpose(1, 0, 2)
         slack = 8 * EPS * (np.abs(self.offset_out_) + self.scale_out_ * np.maximum(np.abs(lower), np.abs(upper)))

@@ -1,0 +1,340 @@
+"""Attacks: perturbations that change a label, found by following exact gradients. They bound radii from above.
+
+A certificate says where no perturbation exists; an attack exhibits one. What it returns was confirmed by the network's own
+prediction, so a distance below a certified radius would refute the certificate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lrrn.certify.slopes import Slopes, normalised
+from lrrn.network import LRRN
+from lrrn.qp import row_norms
+from lrrn.threads import blas_threads
+
+Clip = tuple[float | Tensor, float | Tensor]
+CHUNK_NUMBERS = 2**23
+"""Numbers held at once in the largest array; samples are attacked in chunks of this size."""
+INSIDE = 1 - 1e-10
+"""Perturbations aim at this share of eps, so that rounding does not carry them outside."""
+LOST = (0.5, 2.0, 8.0, 8.0, 8.0)
+"""Radii, in units of 1 + |x|, of the balls to start in at random where no walk arrived."""
+FROM_X = ((0.8, 0), (0.8, 1), (0.9, 0), (0.9, 2), (0.9, None), (0.95, 0), (0.95, 1), (0.98, 0), (0.98, None))
+"""Refinement by ascents from x: at what share of the smallest distance so far, towards which rival, nearest first."""
+FROM_BEST = ((0.98, 0.2), (0.99, 0.1), (0.998, 0.05))
+"""Refinement by ascents from the best point so far: at what share of its distance, with what first step."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """What an attack found: evidence against robustness, never for it.
+
+    Attributes
+    ----------
+    success : bool Tensor of shape (n,)
+        Whether the label at ``x`` is not the right one, as computed by :meth:`LRRN.infer` in float64 with a solve that
+        converged, and the perturbation is no larger than allowed.
+    x : float64 Tensor of shape (n, d_0)
+        The perturbed inputs; the given ones where the attack failed.
+    distance : float64 Tensor of shape (n,)
+        Euclidean norms of the perturbations, ``inf`` where the attack failed: upper bounds on the distance to the nearest
+        input with another label. 0 where the label was wrong to begin with.
+    """
+
+    success: Tensor
+    x: Tensor
+    distance: Tensor
+
+
+def pgd(
+    net: LRRN,
+    x: Tensor,
+    label: Tensor,
+    eps: float | Tensor,
+    *,
+    steps: int = 50,
+    restarts: int = 3,
+    seed: int = 0,
+    clip: Clip | None = None,
+) -> Attack:
+    """Look for a perturbation of Euclidean norm at most ``eps`` that changes the label: projected gradient ascent.
+
+    The ascent climbs the lead of a wrong output over the right one with steps that decrease from ``eps`` to 0. Even restarts
+    aim at one rival each, nearest first, the first of them from x itself; odd ones aim at whichever leads. All but the first
+    start at random.
+
+    Parameters
+    ----------
+    net : LRRN
+        A network with at least two outputs, the largest of which is the label.
+    x : Tensor of shape (n, d_0)
+        Inputs; attacked in float64 whatever their type.
+    label : int64 Tensor of shape (n,)
+        Right labels, as output numbers.
+    eps : float or Tensor of shape (n,)
+        Largest norm of the perturbation, for all or per sample.
+    steps, restarts : int, default=50 and 3
+        Gradient steps of each ascent, and ascents.
+    seed : int, default=0
+        Of the random starts.
+    clip : (lo, hi), optional
+        Numbers, or tensors of shape (d_0,), that perturbed inputs stay between, such as (0, 1) for images. By default
+        anything goes, as in the certificate.
+
+    Returns
+    -------
+    Attack
+    """
+    if steps < 1 or restarts < 1:
+        raise ValueError(f"steps and restarts must be at least 1; got {steps} and {restarts}")
+    x, label, box = _checked(net, x, label, clip)
+    reach = torch.as_tensor(eps, dtype=torch.float64, device=x.device).expand(len(x))
+    if not bool((reach >= 0).all() and reach.isfinite().all()):
+        raise ValueError(f"eps must be finite and at least 0; got {eps}")
+    generator = torch.Generator().manual_seed(seed)
+    found = x.clone()
+    with torch.no_grad(), blas_threads(1):
+        walker = _Walker(net, box)
+        for rows in _chunks(net, len(x), x.device):
+            rows = rows[~walker.fooled(x[rows], label[rows])]
+            order = walker.slopes.rivals(x[rows], label[rows])
+            for restart in range(restarts):
+                if len(rows) == 0:
+                    break
+                here, right, eps_here = x[rows], label[rows], reach[rows]
+                aim = None if restart % 2 else order[:, restart // 2 % order.shape[1]]
+                start = torch.zeros_like(here) if restart == 0 else walker.random(here, eps_here, generator)
+                delta, hit = walker.ascend(here, right, aim, eps_here, start, steps, 1.0)
+                found[rows[hit]] = here[hit] + delta[hit]
+                rows, order = rows[~hit], order[~hit]
+        return _confirmed(walker, x, found, label, reach)
+
+
+def minimal_perturbation(
+    net: LRRN,
+    x: Tensor,
+    label: Tensor,
+    *,
+    steps: int = 30,
+    rivals: int = 3,
+    refine_steps: int = 20,
+    seed: int = 0,
+    clip: Clip | None = None,
+) -> Attack:
+    """Look for the smallest perturbation that changes the label: linearise, step to the nearest boundary, shrink.
+
+    As in DeepFool the outputs are linearised and the boundary to a rival is stepped to, slightly too far; half of each step
+    goes to the point of the linearised boundary that is nearest to x, which is where walks from x end. The best point is then
+    pulled towards x by bisection, and projected gradient ascents, from x and from that point, look for changed labels at
+    smaller norms.
+
+    Parameters
+    ----------
+    net, x, label, clip
+        As in :func:`pgd`.
+    steps : int, default=30
+        Linearisations of each walk.
+    rivals : int, default=3
+        How many other outputs to walk towards, nearest first.
+    refine_steps : int, default=20
+        Gradient steps of each ascent; 0 leaves the refinement out.
+    seed : int, default=0
+        Of the random starts for inputs at which no gradient points anywhere.
+
+    Returns
+    -------
+    Attack
+        The distance is an upper bound on that of the nearest input with another label, ``inf`` if none was found.
+    """
+    if steps < 1 or rivals < 1 or refine_steps < 0:
+        raise ValueError(f"steps and rivals must be at least 1, refine_steps at least 0; got {steps}, {rivals}, {refine_steps}")
+    x, label, box = _checked(net, x, label, clip)
+    generator = torch.Generator().manual_seed(seed)
+    found = x.clone()
+    with torch.no_grad(), blas_threads(1):
+        walker = _Walker(net, box)
+        for rows in _chunks(net, len(x), x.device):
+            rows = rows[~walker.fooled(x[rows], label[rows])]
+            if len(rows) == 0:
+                continue
+            here, right = x[rows], label[rows]
+            order = walker.slopes.rivals(here, right)
+            delta = walker.walk(here, right, order[:, :rivals], steps)
+            # where no walk arrived, ascend within balls that grow
+            for factor in LOST:
+                lost = (~walker.fooled(here + delta, right)).nonzero()[:, 0]
+                if len(lost):
+                    reach = factor * (1 + row_norms(here[lost]))
+                    start = walker.random(here[lost], reach, generator)
+                    delta[lost], _ = walker.ascend(here[lost], right[lost], None, reach, start, steps, 1.0)
+            hit = walker.fooled(here + delta, right)
+            rows, here, right, order, delta = (t[hit] for t in (rows, here, right, order, delta))
+            delta = walker.shrink(here, right, delta)
+            if refine_steps:
+                delta = _refined(walker, here, right, order, delta, refine_steps)
+            found[rows] = here + delta
+        return _confirmed(walker, x, found, label, x.new_full((len(x),), math.inf))
+
+
+def _refined(walker: _Walker, x: Tensor, label: Tensor, order: Tensor, delta: Tensor, steps: int) -> Tensor:
+    """Look for smaller perturbations than successful ones; ``order`` has the rivals in columns, nearest first."""
+    plan = [(share, rank, 0.0, 1.0) for share, rank in FROM_X] + [(share, None, share, first) for share, first in FROM_BEST]
+    for share, rank, start, first_step in plan:
+        if rank is not None and rank >= order.shape[1]:
+            continue
+        aim = None if rank is None else order[:, rank]
+        smaller, hit = walker.ascend(x, label, aim, share * row_norms(delta), start * delta, steps, first_step)
+        if bool(hit.any()):
+            delta[hit] = walker.shrink(x[hit], label[hit], smaller[hit])
+    return delta
+
+
+@final
+class _Walker:
+    """Moves perturbed inputs about: the parts that the attacks are made of. Shapes: x, delta (n, d_0); label (n,)."""
+
+    def __init__(self, net: LRRN, box: tuple[Tensor, Tensor] | None) -> None:
+        self._net, self._box = net, box
+        self.slopes = Slopes(net)
+
+    def fooled(self, x: Tensor, label: Tensor) -> Tensor:
+        """Whether the label that is computed at x is another one, by a solve like any other."""
+        if len(x) == 0:
+            return torch.zeros_like(label, dtype=torch.bool)
+        solution = self._net.infer(x)
+        return (solution.output.argmax(-1) != label) & solution.converged
+
+    def allowed(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Return the perturbation with the perturbed input clipped into the box."""
+        if self._box is None:
+            return delta
+        return torch.minimum(torch.maximum(x + delta, self._box[0]), self._box[1]) - x
+
+    def inside(self, x: Tensor, delta: Tensor, reach: Tensor) -> Tensor:
+        """Return an allowed perturbation of norm at most ``reach``; scaling down towards x does not leave the box."""
+        delta = self.allowed(x, delta)
+        size = row_norms(delta)
+        return delta * (INSIDE * reach / torch.where(size > 0, size, 1)).clamp(max=1.0)[:, None]
+
+    def random(self, x: Tensor, reach: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw perturbations within ``reach``, in directions that the first layer sees."""
+        first = self.slopes.first
+        noise = torch.randn((len(x), len(first)), generator=generator, dtype=x.dtype).to(x.device)
+        share = torch.rand(len(x), generator=generator, dtype=x.dtype).to(x.device)
+        return self.inside(x, normalised(noise @ first) * (reach * share)[:, None], reach)
+
+    def ascend(
+        self, x: Tensor, label: Tensor, rival: Tensor | None, reach: Tensor, delta: Tensor, steps: int, first_step: float
+    ) -> tuple[Tensor, Tensor]:
+        """Climb the lead of ``rival``, or of whichever leads, within ``reach``; return perturbations and which succeeded.
+
+        Steps decrease from ``first_step * reach`` to 0. A sample whose label has changed leaves the batch.
+        """
+        result, hit = delta.clone(), torch.zeros_like(label, dtype=torch.bool)
+        rows, z = torch.arange(len(x), device=x.device), None
+        for step in range(steps + 1):
+            z, y = self.slopes.outputs(x + delta, z)
+            changed = (y.argmax(-1) != label).nonzero()[:, 0]
+            changed = changed[self.fooled((x + delta)[changed], label[changed])]
+            if len(changed):
+                result[rows[changed]], hit[rows[changed]] = delta[changed], True
+                keep = torch.ones_like(label, dtype=torch.bool).index_fill_(0, changed, False)
+                rows, x, label, reach, delta, z, y = (t[keep] for t in (rows, x, label, reach, delta, z, y))
+                rival = None if rival is None else rival[keep]
+            if step == steps or len(rows) == 0:
+                break
+            towards = _best_wrong(y, label) if rival is None else rival
+            uphill = normalised(self._slope(z, towards, label) @ self.slopes.first)
+            size = first_step * 0.5 * (1 + math.cos(math.pi * step / steps))
+            delta = self.inside(x, delta + uphill * (size * reach)[:, None], reach)
+        result[rows] = delta
+        return result, hit
+
+    def walk(self, x: Tensor, label: Tensor, rivals: Tensor, steps: int) -> Tensor:
+        """Step to the linearised boundary to each of several rivals; return the smallest perturbations that changed a label.
+
+        Zero where none did. ``rivals`` has shape (n, m).
+        """
+        n, m = rivals.shape
+        owner = torch.arange(n, device=x.device).repeat_interleave(m)
+        x, label, rival = x[owner], label[owner], rivals.reshape(-1)
+        row = torch.arange(n * m, device=x.device)
+        delta, z = torch.zeros_like(x), None
+        best, shortest = torch.zeros_like(x), x.new_full((n * m,), math.inf)
+        for _ in range(steps):
+            z, y = self.slopes.outputs(x + delta, z)
+            size = row_norms(delta)
+            better = (y.argmax(-1) != label) & (size < shortest)
+            best[better], shortest[better] = delta[better], size[better]
+            slope = self._slope(z, rival, label)
+            steepness = self.slopes.lengths(slope)
+            uphill = normalised(slope @ self.slopes.first)
+            # the hyperplane {d : lead + steepness uphill^T (d - delta) = 0}, and a thousandth of the step beyond it
+            lead = y[row, rival] - y[row, label]
+            along = torch.where(steepness > 0, -lead / steepness, 0.0)
+            from_here = delta + uphill * (1.001 * along)[:, None]
+            from_x = uphill * ((uphill * delta).sum(-1) + 1.001 * along)[:, None]
+            delta = self.allowed(x, torch.where((steepness > 0)[:, None], 1.0005 * 0.5 * (from_here + from_x), delta))
+        pick = shortest.reshape(n, m).argmin(1) + m * torch.arange(n, device=x.device)
+        return best[pick]
+
+    def shrink(self, x: Tensor, label: Tensor, delta: Tensor, halvings: int = 20) -> Tensor:
+        """Pull successful perturbations towards x by bisection, as far as the label stays changed."""
+        low, high = x.new_zeros(len(x)), x.new_ones(len(x))
+        for _ in range(halvings):
+            middle = 0.5 * (low + high)
+            fooled = self.fooled(x + delta * middle[:, None], label)
+            low, high = torch.where(fooled, low, middle), torch.where(fooled, middle, high)
+        return delta * high[:, None]
+
+    def _slope(self, z: Tensor, rival: Tensor, label: Tensor) -> Tensor:
+        """Coefficients of the gradient of a rival's lead over the right output."""
+        k = self.slopes.n_outputs
+        return self.slopes.coefficients(z, (functional.one_hot(rival, k) - functional.one_hot(label, k)).to(z.dtype))
+
+
+def _best_wrong(y: Tensor, label: Tensor) -> Tensor:
+    return y.scatter(1, label[:, None], -math.inf).argmax(-1)
+
+
+def _confirmed(walker: _Walker, x: Tensor, found: Tensor, label: Tensor, reach: Tensor) -> Attack:
+    """Predict once more at everything that was found, all at once, and measure it."""
+    distance = row_norms(found - x)
+    success = walker.fooled(found, label) & (distance <= reach)
+    return Attack(success, torch.where(success[:, None], found, x), torch.where(success, distance, math.inf))
+
+
+def _chunks(net: LRRN, n: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield row numbers in chunks whose Jacobians fit."""
+    size = max(1, CHUNK_NUMBERS // max(net.sizes[-1] * sum(net.sizes[1:]), 3 * net.sizes[0]))
+    yield from torch.arange(n, device=device).split(size)
+
+
+def _checked(net: LRRN, x: Tensor, label: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """Check what is common to the attacks and bring it to the network's device."""
+    k = net.sizes[-1]
+    if k < 2:
+        raise ValueError("an attack changes which output is largest, and this network has one")
+    x = x.to(device=net.W[0].device, dtype=torch.float64)
+    label = torch.as_tensor(label)
+    if label.dtype.is_floating_point or tuple(label.shape) != (len(x),):
+        raise ValueError(f"label must hold {len(x)} output numbers; got {label.dtype} of shape {tuple(label.shape)}")
+    label = label.to(device=x.device, dtype=torch.int64)
+    if len(label) and not (0 <= int(label.min()) and int(label.max()) < k):
+        raise ValueError(f"label must hold output numbers from 0 to {k - 1}; got {int(label.min())} to {int(label.max())}")
+    if clip is None:
+        return x, label, None
+    lo, hi = (torch.as_tensor(end, dtype=torch.float64, device=x.device).expand(x.shape[1]) for end in clip)
+    outside = ((x < lo) | (x > hi)).any(-1)
+    if bool(outside.any()):
+        raise ValueError(f"row {int(outside.nonzero()[0])} of x lies outside of clip; clip must hold the inputs themselves")
+    return x, label, (lo, hi)

@@ -1,0 +1,376 @@
+"""The multiplier bound: a Lipschitz constant from one inequality per unit, optimised, then proven.
+
+Let z* minimise 1/2 z^T H z - q^T z over a box with q = B x + const, and let v, u be the differences of two minimisers and of
+their inputs. The optimality conditions give v_i (B u - H v)_i >= 0 for every unit: each is monotone on its own. Weigh them by
+Lam = diag(lam), lam >= 0 (of either sign where a unit is free and the inequality an equation), and add up. If
+S = Lam H + H Lam - C^T C is positive definite, then |C v|^2 <= 2 v^T Lam B u - v^T S v <= u^T B^T Lam S^-1 Lam B u, so
+
+    |C v| <= rho |u|    whenever    G = Lam H + H Lam - C^T C - Lam B B^T Lam / rho^2    is positive semidefinite.
+
+G is block tridiagonal. What an optimiser says about Lam is never believed: a verified Cholesky factorisation of G proves rho.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrrn import bounds, verified
+from lrrn.blocks import BlockTridiagonal
+from lrrn.energy import LiftedEnergy
+from lrrn.threads import one_thread
+
+logger = logging.getLogger("lrrn.bounds")
+
+SHARPNESS = (100.0, 3000.0)
+"""The largest eigenvalue is smoothed for the optimiser, more and more sharply."""
+RATE = 2e10
+"""Operations a second that a budget in seconds is turned into evaluations by."""
+MANY_UNITS = 512
+"""Above so many unknowns a second BLAS thread helps."""
+FEWEST, MOST = 30, 240
+"""Evaluations below which optimising is not worth beginning, and after which it has converged."""
+
+
+def gain(h: Tensor, root: Tensor, lam: Tensor, c: Tensor, d: Tensor | None, sharpness: float) -> tuple[float, Tensor | None]:
+    """Return the square of the constant that multipliers give for |C v + D u|, unproven, and its gradient in them.
+
+    It is the largest eigenvalue of D^T D + N^T S^-1 N with N = Lam R + C^T D, smoothed if ``sharpness`` is finite, and without
+    a gradient if it is not; infinite if S is not positive definite.
+
+    Parameters
+    ----------
+    h : Tensor of shape (m, m)
+    root : Tensor of shape (m, r)
+        R: H v is held against R u.
+    lam : Tensor of shape (m,)
+    c : Tensor of shape (k, m)
+    d : Tensor of shape (k, r), optional
+        Zero if not given.
+    sharpness : float
+    """
+    s = lam[:, None] * h + h * lam - c.mT @ c
+    factor, info = torch.linalg.cholesky_ex(s)
+    if int(info) != 0:
+        return math.inf, None
+    right = lam[:, None] * root
+    if d is not None:
+        right = right + c.mT @ d
+    y = torch.cholesky_solve(right, factor)
+    product = right.mT @ y if d is None else torch.addmm(d.mT @ d, right.mT, y)
+    values, vectors = torch.linalg.eigh(product)
+    top = float(values[-1])
+    if not math.isfinite(sharpness) or not top > 0:
+        return top, None
+    scaled = (values / top - 1) * sharpness
+    share = torch.softmax(scaled, 0)
+    excess = float(torch.logsumexp(scaled, 0)) / sharpness
+    # eigenvalues are smoothed relative to the largest, which therefore has a share of its own in the derivative
+    share[-1] += 1 + excess - float(share @ values) / top
+    keep = share > 1e-9
+    share, vectors = share[keep], vectors[:, keep]
+    directions = y @ vectors
+    return top * (1 + excess), 2 * ((directions * (root @ vectors - h @ directions)) @ share)
+
+
+def minimised(
+    value: Callable[[Tensor, float], tuple[float, Tensor | None]], lam: Tensor, free: Tensor, evaluations: int
+) -> Tensor:
+    """Minimise a constant over multipliers by L-BFGS; never return something worse than the start.
+
+    Parameters
+    ----------
+    value : callable
+        From multipliers and sharpness to the constant's square and its gradient, as :func:`gain`.
+    lam : Tensor of shape (m,)
+        Where to begin.
+    free : bool Tensor of shape (m,)
+        Where multipliers may have either sign; the others stay positive.
+    evaluations : int
+        How often ``value`` may be called: a budget that, unlike time, gives the same result on every machine.
+    """
+    from scipy.optimize import minimize
+
+    scale = lam.abs().clamp(min=1e-30)
+    best, best_lam = value(lam, math.inf)[0], lam
+
+    def unpack(theta: np.ndarray) -> Tensor:
+        # the logarithm keeps multipliers of constrained units positive
+        t = torch.from_numpy(theta).to(lam)
+        return torch.where(free, scale * t, scale * t.exp())
+
+    def objective(theta: np.ndarray, sharpness: float) -> tuple[float, np.ndarray]:
+        trial = unpack(theta)
+        height, gradient = value(trial, sharpness)
+        if gradient is None or not 0 < height < math.inf:
+            return 1e6, np.zeros_like(theta)
+        return math.log(height), (torch.where(free, scale, trial) * gradient / height).cpu().numpy()
+
+    if len(lam) == 0 or not best < math.inf:
+        return lam
+    for sharpness in SHARPNESS:
+        begin = torch.where(free, best_lam / scale, (best_lam / scale).clamp(min=1e-30).log())
+        options = {"maxfun": -(-evaluations // len(SHARPNESS)), "maxiter": 10_000, "maxcor": 20, "ftol": 1e-9, "gtol": 1e-9}
+        found = minimize(objective, begin.cpu().numpy(), args=(sharpness,), jac=True, method="L-BFGS-B", options=options)
+        trial = unpack(found.x)
+        height = value(trial, math.inf)[0]
+        if height < best:
+            best, best_lam = height, trial
+    return best_lam
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Multipliers:
+    """A proven constant and the multipliers that prove it.
+
+    Attributes
+    ----------
+    rho : float
+        Proven: |C v| <= rho |u|.
+    lam : float64 Tensor of shape (dim,)
+        The multipliers.
+    """
+
+    rho: float
+    lam: Tensor
+
+
+@final
+class MultiplierProblem:
+    """Finds and proves multipliers for read-outs C of the free phase's minimiser.
+
+    Parameters
+    ----------
+    energy : LiftedEnergy
+        In float64, with at least one unknown layer.
+    """
+
+    def __init__(self, energy: LiftedEnergy) -> None:
+        if energy.weights[0].dtype != torch.float64:
+            raise TypeError(f"bounds are proven in float64; this energy is {energy.weights[0].dtype}")
+        if energy.n_free == 0:
+            raise ValueError("the free phase of this network has no unknowns: its output is affine in x")
+        self._energy = energy
+        self._h = energy.free_hessian
+        self._first, self._last = self._h.sizes[0], self._h.sizes[-1]
+        free = [interval.is_free for interval in energy.intervals[: energy.n_free]]
+        self.free_units = torch.cat([torch.full((d,), f) for d, f in zip(self._h.sizes, free, strict=True)]).to(self._h.device)
+
+    @property
+    def read_out(self) -> Tensor:
+        """What turns the last unknown block into the output: W_{L-1} if the output is eliminated, otherwise the identity."""
+        if self._energy.eliminated:
+            return self._energy.weights[-1]
+        return torch.eye(self._last, dtype=self._h.dtype, device=self._h.device)
+
+    # --- the parts of the problem -------------------------------------------------------------------------------------
+
+    @cached_property
+    def _dense(self) -> Tensor:
+        return self._h.dense()
+
+    @cached_property
+    def _input_gram(self) -> Tensor:
+        """B B^T, which lives in the first block."""
+        w = self._energy.weights[0]
+        return (w @ w.mT) * self._input_scale**2
+
+    @property
+    def _input_scale(self) -> float:
+        return self._energy.discounts[0] * (1 + self._energy.beta[0])
+
+    @cached_property
+    def _input_root(self) -> Tensor:
+        """R with R R^T = B B^T and as few columns as possible; for the optimiser only."""
+        w = self._energy.weights[0]
+        if w.shape[1] <= w.shape[0]:
+            return w * self._input_scale
+        values, vectors = torch.linalg.eigh(self._input_gram)
+        return vectors * values.clamp(min=0.0).sqrt()
+
+    @cached_property
+    def _padded_root(self) -> Tensor:
+        padded = self._dense.new_zeros((self._h.dim, self._input_root.shape[1]))
+        padded[: self._first] = self._input_root
+        return padded
+
+    def proven_root(self) -> Tensor:
+        """Return R for the first block with R R^T - B B^T proven positive semidefinite, so that R may stand for B in proofs."""
+        gram = self._input_gram
+        trace = float(gram.diagonal().sum())
+        shift = 2 * (self._energy.inner_rounding + 8 * (self._first + 8) * verified.EPS) * trace + 1e-300
+        return torch.linalg.cholesky(gram + shift * torch.eye(self._first, dtype=gram.dtype, device=gram.device))
+
+    def start(self) -> Tensor:
+        """Return multipliers that reproduce the spectral bound, up to a little slack: where optimisation begins."""
+        energy = self._energy
+        constants, shrink = [], []
+        for w, beta in zip(energy.weights, energy.beta, strict=True):
+            low, high = bounds.singular_range(w)
+            turning = 1 / math.sqrt(beta) if beta else math.inf
+            s = min(max(turning, low), high)
+            constants.append((1 + beta) * s / (1 + beta * s * s))
+            shrink.append(1 / (1 + beta * s * s))
+        n_free = energy.n_free
+        later = [math.prod(c * c for c in constants[k + 1 : n_free]) for k in range(n_free)]
+        steps = [later[k] * shrink[k] / energy.discounts[k] for k in range(n_free)]
+        blocks = [torch.full((d,), sum(steps[: k + 1]), dtype=self._h.dtype) for k, d in enumerate(self._h.sizes)]
+        reach = verified.spectral_norm(self.read_out) ** 2 if energy.eliminated else 1.0
+        return (torch.cat(blocks) * reach * (1 + 1e-3)).to(self._h.device)
+
+    # --- optimising ---------------------------------------------------------------------------------------------------
+
+    def estimate(self, lam: Tensor, c: Tensor) -> float:
+        """Return the constant that multipliers give for a read-out ``c`` of the last block, unproven; inf if they give none."""
+        value, _ = self._value(lam, c, math.inf)
+        return math.sqrt(value) if value < math.inf else math.inf
+
+    def _value(self, lam: Tensor, c: Tensor, sharpness: float) -> tuple[float, Tensor | None]:
+        whole = c.new_zeros((len(c), self._h.dim))
+        whole[:, -self._last :] = c
+        return gain(self._dense, self._padded_root, lam, whole, None, sharpness)
+
+    def improve(self, lam: Tensor, c: Tensor, evaluations: int) -> Tensor:
+        """Lower the constant for a read-out ``c`` of the last block from ``lam`` on; never to something worse."""
+        return minimised(lambda trial, sharpness: self._value(trial, c, sharpness), lam, self.free_units, evaluations)
+
+    def affordable(self, seconds: float) -> int:
+        """Return how many evaluations fit into a time budget on an ordinary core, by counting operations."""
+        n, r = self._h.dim, self._input_root.shape[1]
+        operations = n**3 / 3 + 4 * n * n * r + 10 * r**3
+        return int(seconds / (3e-4 + operations / RATE))
+
+    # --- proving ------------------------------------------------------------------------------------------------------
+
+    def prove(self, lam: Tensor, c: Tensor, ceiling: float = math.inf, estimate: float | None = None) -> float:
+        """Return a proven constant for a read-out ``c``: about what ``lam`` gives, or ``ceiling`` if that cannot be proven."""
+        estimate = self.estimate(lam, c) if estimate is None else estimate
+        if bool((lam[~self.free_units] < 0).any()) or not estimate < ceiling:
+            return ceiling
+        for slack in (1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3):
+            rho = estimate * (1 + slack)
+            if rho >= ceiling:
+                break
+            if self._is_proven(lam, c, rho):
+                return rho
+        return ceiling
+
+    def _is_proven(self, lam: Tensor, c: Tensor, rho: float) -> bool:
+        """Whether G is proven positive definite, the rounding made in computing it included."""
+        parts = self._h.split(lam[None])
+        parts = tuple(part[0] for part in parts)
+        diag = [part[:, None] * block + block * part for part, block in zip(parts, self._h.diag, strict=True)]
+        sub = [(parts[k + 1][:, None] + parts[k]) * block for k, block in enumerate(self._h.sub)]
+        gain = parts[0][:, None] * self._input_gram * parts[0] / rho**2
+        square = c.mT @ c
+        diag[0] = diag[0] - gain
+        diag[-1] = diag[-1] - square
+        # entries of H, B B^T and C^T C carry the rounding of inner products, those of G a few operations more
+        energy, largest = self._energy, float(lam.abs().max())
+        rounding = energy.inner_rounding
+        size = 2 * largest * (float(self._h.diagonal.sum()) + self._h.frobenius())
+        size += float(square.diagonal().sum()) + float(c.square().sum())
+        trace = float(self._input_gram.diagonal().sum())
+        size += 2 * float(parts[0].abs().max()) ** 2 * trace / rho**2 + float(gain.norm())
+        return verified.is_positive_definite(BlockTridiagonal(tuple(diag), tuple(sub)), 0.0, 2 * rounding * size)
+
+    # --- what is asked for --------------------------------------------------------------------------------------------
+
+    def network(self, ceiling: float, seconds: float) -> Multipliers:
+        """Return a proven constant of the whole output, at most ``ceiling``."""
+        evaluations = self.affordable(seconds)
+        if evaluations < FEWEST:
+            logger.info("multiplier bound: %.3g s are not enough for %d units; the other bounds stand", seconds, self._h.dim)
+            return Multipliers(ceiling, self.start())
+        c = self.read_out
+        with self.threads():
+            lam = self.improve(self.start(), c, min(evaluations, MOST))
+            return Multipliers(self.prove(lam, c, ceiling), lam)
+
+    def rows(self, lam: Tensor, rows: Tensor, ceilings: Tensor, seconds: float) -> Tensor:
+        """Return proven constants of several read-outs of one row each.
+
+        Parameters
+        ----------
+        lam : Tensor of shape (dim,)
+            Multipliers of the whole output, to begin from.
+        rows : Tensor of shape (m, d)
+            Read-outs of the last block.
+        ceilings : Tensor of shape (m,)
+            Constants proven otherwise; the results are at most these.
+        seconds : float
+            Time budget for all of them together; where it allows little, ``lam`` is only rescaled.
+
+        Returns
+        -------
+        float64 Tensor of shape (m,)
+        """
+        out = ceilings.clone()
+        evaluations = min(self.affordable(seconds / max(len(rows), 1)), MOST)
+        with self.threads():
+            scales, estimates = self._scales(lam, rows)
+            for i, row in enumerate(rows):
+                c, trial, estimate = row[None], lam * scales[i], float(estimates[i])
+                if evaluations >= FEWEST:
+                    trial = self.improve(trial, c, evaluations)
+                    estimate = self.estimate(trial, c)
+                out[i] = self.prove(trial, c, float(ceilings[i]), estimate)
+        return out
+
+    def threads(self) -> AbstractContextManager[None]:
+        """Hold BLAS to one thread unless the matrices are large: small ones run tens of times slower with more."""
+        return one_thread() if self._h.dim <= MANY_UNITS else nullcontext()
+
+    def _scales(self, lam: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the multiple of ``lam`` that is best for each read-out of one row, and the constant it gives, unproven.
+
+        With K = Lam H + H Lam and tau = c K^-1 c^T, t Lam is feasible for t > tau, and by the formula for updates of rank one
+        the matrix whose largest eigenvalue counts is t M + t / (t - tau) g g^T with M and g that do not depend on t.
+        """
+        h, d = self._dense, self._first
+        factor, info = torch.linalg.cholesky_ex(lam[:, None] * h + h * lam)
+        if int(info) != 0:
+            return torch.ones(len(rows)), torch.full((len(rows),), math.inf)
+        r = self._input_root.shape[1]
+        right = h.new_zeros((len(h), r + len(rows)))
+        right[:d, :r] = lam[:d, None] * self._input_root
+        right[-self._last :, r:] = rows.mT
+        y = torch.cholesky_solve(right, factor)
+        values, vectors = torch.linalg.eigh(right[:d, :r].mT @ y[:d, :r])
+        tau = (right[:, r:] * y[:, r:]).sum(0).clamp(min=1e-300)
+        cross = (vectors.mT @ (right[:d, :r].mT @ y[:d, r:])).square()  # (r, m)
+        factors = 1 + torch.logspace(-3, 3, 61, dtype=h.dtype, device=h.device)
+        t = factors[:, None] * tau  # (61, m)
+        weight = factors[:, None] / (factors[:, None] - 1)
+        # the largest root of 1 = weight * sum_i cross_i / (root - t values_i), by bisection above the last pole
+        low = t * values[-1]
+        high = low + weight * cross.sum(0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            total = weight * (cross / (middle[:, None] - t[:, None] * values[:, None])).sum(1)
+            low, high = torch.where(total > 1, middle, low), torch.where(total > 1, high, middle)
+        best = high.argmin(0)
+        chosen = torch.arange(len(rows), device=h.device)
+        return t[best, chosen], high[best, chosen].sqrt()
+
+
+_known: WeakKeyDictionary[LiftedEnergy, dict[float, Multipliers]] = WeakKeyDictionary()
+
+
+def network_multipliers(energy: LiftedEnergy, ceiling: float, seconds: float) -> Multipliers:
+    """Return proven multipliers for the output of a float64 energy; remembered as long as the energy lives."""
+    known = _known.setdefault(energy, {})
+    if seconds not in known:
+        known[seconds] = MultiplierProblem(energy).network(ceiling, seconds)
+    return known[seconds]
