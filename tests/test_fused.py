@@ -187,3 +187,21 @@ def test_gradient_by_finite_differences():
                 ends.append(loss())
             flat.vector[i] = value
             assert (ends[0] - ends[1]) / (2 * h) == pytest.approx(float(gradient[i]), abs=1e-7)
+
+
+@pytest.mark.parametrize("path", ["compiled", "general"])
+def test_the_default_tolerance_keeps_a_small_contrast_above_the_error_of_the_solves(path):
+    """Wide inputs make q large and so a relative tolerance loose; targets near the prediction make the contrast small."""
+    generator = torch.Generator().manual_seed(0)
+    net = LRRN((784, 64, 64, 10), generator=generator)
+    x = torch.rand(10, 784, generator=generator) * (torch.rand(10, 784, generator=generator) < 0.2)
+    target = net(x).detach() + 0.05 * torch.randn(10, 10, generator=generator)
+    exact = LRRN((784, 64, 64, 10), generator=generator, dtype=torch.float64, tol=1e-12)
+    exact.load_state_dict(net.state_dict())
+    terms = Contrastive().terms(exact, Batch(x.double(), target.double()))
+    expected = torch.cat([g.reshape(-1) for g in total_gradients(terms, torch.full((10,), 0.1, dtype=torch.float64))])
+    net.solver = "auto" if path == "compiled" else "accelerated"
+    before = torch.cat([p.detach().reshape(-1) for p in net.parameters()]).double()
+    Trainer(net, Contrastive(), Settings(batch_size=10, epochs=1, learning_rate=1.0)).fit(Data(x, target))
+    step = before - torch.cat([p.detach().reshape(-1) for p in net.parameters()]).double()
+    assert float((step - expected).norm() / expected.norm()) < 0.05

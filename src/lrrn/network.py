@@ -64,6 +64,8 @@ class LRRN(nn.Module):
 
     Attributes
     ----------
+    aim : float or None
+        If set, the differentiable passes go on to this tighter tolerance while they make progress, whatever ``tol`` is.
     W, b, c : ParameterList
         ``W[k]`` of shape (d_{k+1}, d_k), ``b[k]`` of shape (d_{k+1},), ``c[k]`` of shape (d_k,); None where switched off.
 
@@ -100,6 +102,7 @@ class LRRN(nn.Module):
         self.gamma = _checked_gamma(gamma, n_layers)
         self.intervals = (*_hidden_intervals(constraint, n_layers - 1), interval(output_constraint))
         self.solver, self.tol, self.max_sweeps = solver, tol, max_sweeps
+        self.aim: float | None = None
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"parameters need a floating-point dtype; got {dtype}")
         like = torch.empty(0, device=device, dtype=dtype)
@@ -165,7 +168,7 @@ class LRRN(nn.Module):
         start : Tensor of shape (n, dim), optional
         """
         tol = DEFAULT_TOL[qp.q.dtype] if self.tol is None else self.tol
-        aim = AIM[qp.q.dtype] if self.tol is None else self.tol
+        aim = self.aim if self.aim is not None else AIM[qp.q.dtype] if self.tol is None else self.tol
         solved = solve(qp, solver=self.solver, tol=tol, aim=aim, max_sweeps=self.max_sweeps, start=start)
         self.report(solved, qp, tol, what)
         return solved

@@ -37,7 +37,7 @@ class FusedStep:
     flat : FlatParameters
         The network's, attached.
     tol : float
-        Relative residual to solve to.
+        Relative residual to solve to; a batch with a residual above three times this is handed back.
     """
 
     def __init__(self, net: LRRN, objective: EnergyObjective, flat: FlatParameters, tol: float) -> None:

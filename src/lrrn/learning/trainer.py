@@ -26,10 +26,13 @@ from lrrn.learning.objectives import Batch, EnergyObjective, Objective, total, t
 from lrrn.learning.progress import JsonLines, ProgressBar
 from lrrn.learning.schedules import schedule
 from lrrn.network import LRRN
-from lrrn.qp import DEFAULT_TOL
 from lrrn.threads import one_thread
 
 logger = logging.getLogger("lrrn.learning")
+
+AIM = {torch.float64: 1e-8, torch.float32: 4e-6}
+"""How far solves go while they make progress, unless ``tol`` is set. The two phases of contrastive learning differ by little,
+and by less as training goes on: at the tolerance of a prediction their difference drowns in the error of the solves."""
 
 Callback = Callable[["Trainer", dict[str, Any]], bool | None]
 """Called after each epoch with the trainer and the epoch's record; returning True ends training."""
@@ -79,7 +82,7 @@ class Settings:
     max_weight_norm : float, optional
         Cap on the spectral norm of the hidden weights, which keeps H well conditioned.
     tol : float, optional
-        Tolerance of the solves; the default of the dtype if not given.
+        Tolerance of the solves; by default that of the dtype, and on towards a much tighter one while that is cheap.
     max_sweeps : int, default=1000
     reuse_activations : bool, default=False
         Start every solve from the sample's activations in the previous epoch.
@@ -221,7 +224,7 @@ class Trainer:
             else:
                 self._project()
             if FusedStep.applies(self.net, self.objective) and self.settings.max_sweeps >= SWEEPS:
-                self._fused = FusedStep(self.net, cast(EnergyObjective, self.objective), self._flat, self._tol)
+                self._fused = FusedStep(self.net, cast(EnergyObjective, self.objective), self._flat, self._aim)
             total = self.settings.epochs * len(data)
             done = self.position.epoch * len(data) + self.position.step * self.settings.batch_size
             lines = JsonLines(self.log, self.history)
@@ -412,20 +415,20 @@ class Trainer:
         return position.epoch - position.best_epoch >= patience
 
     @property
-    def _tol(self) -> float:
-        return DEFAULT_TOL[self.net.W[0].dtype] if self.settings.tol is None else self.settings.tol
+    def _aim(self) -> float:
+        return AIM[self.net.W[0].dtype] if self.settings.tol is None else self.settings.tol
 
     @contextmanager
     def _observed(self) -> Iterator[SolveCounts]:
         """Let the network's solves report to a counter, at the tolerance of the settings."""
         net, counts = self.net, SolveCounts()
-        before = net.report, net.tol, net.max_sweeps
+        before = net.report, net.tol, net.aim, net.max_sweeps
         net.report, net.max_sweeps = counts, self.settings.max_sweeps
-        net.tol = self._tol
+        net.tol, net.aim = self.settings.tol, self._aim
         try:
             yield counts
         finally:
-            net.report, net.tol, net.max_sweeps = before
+            net.report, net.tol, net.aim, net.max_sweeps = before
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
