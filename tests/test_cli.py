@@ -100,7 +100,7 @@ def test_an_npz_file_for_a_regressor_and_an_energy_model(tmp_path):
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_does(tmp_path):
-    command = [sys.executable, "-m", "lrrn", "train", "digits", "--epochs", "60", "--batch-size", "2", "--optimizer", "sgd"]
+    command = [sys.executable, "-m", "lrrn", "train", "digits", "--epochs", "12", "--batch-size", "2", "--optimizer", "sgd"]
     command += ["--learning-rate", "0.05"]
     state, model, whole = tmp_path / "run.ckpt", tmp_path / "m.safetensors", tmp_path / "whole.safetensors"
     stopped = subprocess.Popen([*command, "-o", model, "--checkpoint", state], stderr=subprocess.PIPE, text=True)
@@ -158,13 +158,13 @@ def test_problems_with_files_are_told_in_one_line(tmp_path, iris, monkeypatch):
 
 def test_a_saved_model_is_not_replaced_by_accident_nor_evaluated_on_other_features(tmp_path, iris):
     model = tmp_path / "m.safetensors"
-    run("train", "digits", "--epochs", 1, "-o", model)
+    run("train", "digits", "--epochs", 1, "--hidden", "12", "-o", model)
     content = model.read_bytes()
     done = runner.invoke(app, ["train", "digits", "-o", str(model)], terminal_width=200)
     assert done.exit_code == 2 and "exists already" in words(done.output) and model.read_bytes() == content
     done = runner.invoke(app, ["evaluate", str(model), str(iris), "--target", "kind"], terminal_width=200)
     assert done.exit_code == 2 and "4 features" in words(done.output)
-    run("train", "digits", "--epochs", 1, "-o", model, "--overwrite", "--seed", 1)
+    run("train", "digits", "--epochs", 1, "--hidden", "12", "-o", model, "--overwrite", "--seed", 1)
     assert model.read_bytes() != content
 
 

@@ -28,6 +28,8 @@ REACH = 1.8
 """How far beyond the global radius the search begins."""
 EVALUATIONS = 24
 """Steps of the optimiser for one pair of classes in one ball."""
+UNIT_EVALUATIONS = 60
+"""Steps of the optimiser for the constant of one unit, once a network."""
 
 
 @final
@@ -142,11 +144,11 @@ class LocalProblem:
             unit[0, i] = 1.0
             part = self.whole.row(unit, root.new_zeros((1, root.shape[1])), 0.0, 0.0)
             ceiling = reach / mu if mu > 0 else math.inf
-            activation[i] = part.prove(self._begun(part, EVALUATIONS), ceiling)
+            activation[i] = part.prove(self._begun(part, UNIT_EVALUATIONS), ceiling)
             part = self.whole.row(h[i : i + 1], -root[i : i + 1], self.h_error, 0.0)
             # |(H v - B u)_i| <= |H_i| |v| + |B_i| |u|
             ceiling = (float(h[i].norm()) + self.h_error) * ceiling + float(root[i].norm())
-            slack[i] = part.prove(self._begun(part, EVALUATIONS), ceiling * (1 + 1e-9))
+            slack[i] = part.prove(self._begun(part, UNIT_EVALUATIONS), ceiling * (1 + 1e-9))
         return activation, slack
 
     def _begun(self, part: Part, evaluations: int) -> Tensor:
@@ -163,7 +165,7 @@ class LocalProblem:
         """Return good multipliers for a pair, without any ball."""
         key = (max(i, j), min(i, j))
         if key not in self._pairs:
-            self._pairs[key] = self._begun(self.pair(*key), 3 * EVALUATIONS)
+            self._pairs[key] = self._begun(self.pair(*key), 2 * UNIT_EVALUATIONS)
         return self._pairs[key]
 
     # --- one ball -----------------------------------------------------------------------------------------------------
