@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import lrrn
 from lrrn import audit
@@ -21,32 +20,7 @@ from lrrn.certify.adapters import Scores
 from lrrn.certify.radius import METHODS
 from lrrn.certify.slopes import Slopes
 from oracles import random_input, random_network
-
-CASES = st.fixed_dictionaries(
-    dict(
-        sizes=st.sampled_from([(5, 3), (5, 4, 3), (3, 6, 4), (5, 4, 6, 3), (4, 5, 4, 5, 3), (4, 3, 5, 4, 3, 3)]),
-        last_beta=st.sampled_from([0.0, 0.5, 1.0]),
-        beta=st.sampled_from([0.0, 0.4, 1.0, 3.0]),
-        gamma=st.sampled_from([0.1, 1.0, 2.0]),
-        scale=st.sampled_from([0.5, 1.0, 3.0]),
-        constraint=st.sampled_from(["free", "nonneg", "box", (-0.3, 0.5)]),
-        output=st.sampled_from(["free", "nonneg", (-0.6, 0.7)]),
-        seed=st.integers(0, 10_000),
-    )
-)
-
-
-def make(case) -> lrrn.LRRN:
-    sizes = case["sizes"]
-    return random_network(
-        sizes,
-        beta=(case["beta"],) * (len(sizes) - 2) + (case["last_beta"],),
-        gamma=case["gamma"],
-        scale=case["scale"],
-        constraint=case["constraint"],
-        output_constraint=case["output"],
-        seed=case["seed"],
-    )
+from test_certify import CASES, make
 
 
 def consistent(net, x, label, attack, eps=math.inf):

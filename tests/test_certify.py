@@ -17,7 +17,7 @@ from oracles import random_input, random_network
 
 CASES = st.fixed_dictionaries(
     dict(
-        sizes=st.sampled_from([(5, 3), (5, 4, 3), (3, 6, 4), (5, 4, 6, 3), (4, 5, 4, 5, 3)]),
+        sizes=st.sampled_from([(5, 3), (5, 4, 3), (3, 6, 4), (5, 4, 6, 3), (4, 5, 4, 5, 3), (4, 3, 5, 4, 3, 3)]),
         last_beta=st.sampled_from([0.0, 0.5, 1.0]),
         beta=st.sampled_from([0.0, 0.4, 1.0, 3.0]),
         gamma=st.sampled_from([0.1, 1.0, 2.0]),

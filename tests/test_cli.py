@@ -209,13 +209,14 @@ def test_attack_keeps_images_in_their_range(tmp_path):
     assert done.exit_code == 1 and "unknown method 'magic'" in done.output
 
 
-def test_certify_and_attack_refuse_models_whose_label_is_not_the_largest_output(tmp_path):
+def test_certify_takes_class_energies_and_attack_refuses_them(tmp_path):
     energies, model = tmp_path / "c.safetensors", tmp_path / "e.safetensors"
     run("train", "digits", "--objective", "class_energy", "--epochs", 1, "--hidden", "8", "-o", energies)
     run("train", "digits", "--model", "energy", "--epochs", 1, "--hidden", "8", "-o", model)
+    assert "certified" in run("certify", energies, "digits")
+    done = runner.invoke(app, ["attack", str(energies), "digits"], terminal_width=200)
+    assert done.exit_code == 1 and "'class_energy': it predicts by energies" in words(done.output)
     for command in ("certify", "attack"):
-        done = runner.invoke(app, [command, str(energies), "digits"], terminal_width=200)
-        assert done.exit_code == 1 and "'class_energy': it predicts by energies" in words(done.output)
         done = runner.invoke(app, [command, str(model), "digits"], terminal_width=200)
         assert done.exit_code == 2 and "holds a LRRNEnergyModel; only a classifier" in words(done.output)
 

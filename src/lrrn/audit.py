@@ -112,7 +112,6 @@ def certify(
     name : str
         What to call it.
     model : LRRNClassifier
-        Its prediction must be its network's largest output, so objective "class_energy" is refused.
     X : array of shape (n_samples, n_features)
     y : array of shape (n_samples,)
     eps : sequence of float, optional
@@ -124,11 +123,6 @@ def certify(
     -------
     Audit
     """
-    if model.objective == "class_energy":
-        raise ValueError(
-            "this classifier has objective 'class_energy': it predicts by energies, and radii and attacks here speak of the "
-            "network's largest output. Train another objective, such as 'contrastive' or 'margin'"
-        )
     start = time.perf_counter()
     sizes = [float(f"{factor * model.scale_in_:.2g}") for factor in EPS] if eps is None else eps
     right = np.asarray(model.predict(X) == np.asarray(y))
@@ -154,7 +148,7 @@ def attack(
     Parameters
     ----------
     name, model, X, y, eps, method
-        As in :func:`certify`.
+        As in :func:`certify`; the prediction must be the network's largest output, so "class_energy" is refused.
     steps, restarts
         Of the gradient ascent; see :func:`lrrn.certify.pgd`.
     clip : (lo, hi), optional
@@ -166,6 +160,11 @@ def attack(
     -------
     Audit
     """
+    if model.objective == "class_energy":
+        raise ValueError(
+            "this classifier has objective 'class_energy': it predicts by energies, and the attacks here are on the network's "
+            "largest output. Its radii stand (lrrn certify); to attack, train another objective, such as 'contrastive'"
+        )
     audit = certify(name, model, X, y, eps, method)
     start = time.perf_counter()
     net, offset, scale = model.network_, model.offset_in_, model.scale_in_
