@@ -160,8 +160,8 @@ MUTANTS = [
     Mutant(
         "weight decay without the factor 2",
         "learning/trainer.py",
-        "alpha=2 * weight",
-        "alpha=weight",
+        "alpha=2 * self.settings.weight_decay",
+        "alpha=self.settings.weight_decay",
         "test_trainer.py::test_a_step_of_sgd_by_hand",
     ),
     Mutant(

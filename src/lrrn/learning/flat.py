@@ -75,6 +75,12 @@ class FlatParameters:
             for p in self._parameters:
                 p.data, p.grad = p.data.clone(), None
 
+    def last_weights(self) -> tuple[Tensor, Tensor]:
+        """Return the stretches of ``vector`` and ``gradient`` that hold W_{L-1}."""
+        start = sum(p.numel() for p in self._parameters[: self._n_weights - 1])
+        end = start + self._parameters[self._n_weights - 1].numel()
+        return self.vector[start:end], self.gradient[start:end]
+
     @torch.no_grad()
     def set_gradient(self, parts: list[Tensor]) -> None:
         """Set the derivatives from a list in the order of the network's ``flat_parameters``."""

@@ -179,6 +179,7 @@ class Trainer:
         self._flat = FlatParameters(net)
         self.optimizer = _optimizer(self._flat, settings)
         self._fused: FusedStep | None = None
+        self._last = self._flat.last_weights()
         self._rate = schedule(settings.schedule)
         self._vectors = start_vectors(net)
         self._best = [p.detach().clone() for p in net.parameters()]
@@ -269,26 +270,29 @@ class Trainer:
 
     def _step(self, data: Data, rows: Tensor, counts: SolveCounts) -> float:
         """Take one optimiser step and return the batch's mean loss."""
+        # the compiled step reads no labels
+        label = data.label if self._fused is None else None
         x, target, label, start, weight = (
             None if part is None else part.index_select(0, rows)
-            for part in (data.x, data.target, data.label, self._activations, data.weight)
+            for part in (data.x, data.target, label, self._activations, data.weight)
         )
         assert x is not None
         batch = Batch(x, target, label, start)
         loss = self._descend(batch, weight, counts)
         if self.settings.weight_decay:
-            self._decay(self.settings.weight_decay)
-        self.optimizer.step()
+            # lambda |W_{L-1}|_F^2
+            weights, slope = self._last
+            slope.add_(weights, alpha=2 * self.settings.weight_decay)
+        if self.settings.optimizer == "sgd":
+            # what torch's step does, without what it does around it: a tenth of a small step
+            for stretch in self.optimizer.param_groups[0]["params"]:
+                stretch.add_(stretch.grad, alpha=-self.optimizer.param_groups[0]["lr"])
+        else:
+            self.optimizer.step()
         self._project()
         if self._activations is not None and batch.activations is not None:
             self._activations[rows] = batch.activations
         return loss
-
-    def _decay(self, weight: float) -> None:
-        """Add the derivative of ``weight`` times |W_{L-1}|_F^2."""
-        last = self.net.W[-1]
-        if last.grad is not None:
-            last.grad.add_(last.detach(), alpha=2 * weight)
 
     def _descend(self, batch: Batch, weight: Tensor | None, counts: SolveCounts) -> float:
         """Set the parameters' gradients and return the mean loss."""
