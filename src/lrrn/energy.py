@@ -71,12 +71,12 @@ class LiftedEnergy:
         """Whether the output layer leaves the free phase exactly: a free output without reconstruction."""
         return self.intervals[-1].is_free and self.beta[-1] == 0
 
-    def to(self, dtype: torch.dtype) -> LiftedEnergy:
-        """Return the same energy, detached, with parameters in another float type."""
+    def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> LiftedEnergy:
+        """Return the same energy, detached, with parameters in another float type or place."""
         return LiftedEnergy(
-            tuple(w.detach().to(dtype) for w in self.weights),
-            tuple(None if b is None else b.detach().to(dtype) for b in self.b),
-            tuple(None if c is None else c.detach().to(dtype) for c in self.c),
+            tuple(w.detach().to(device, dtype) for w in self.weights),
+            tuple(None if b is None else b.detach().to(device, dtype) for b in self.b),
+            tuple(None if c is None else c.detach().to(device, dtype) for c in self.c),
             self.beta,
             self.gamma,
             self.intervals,

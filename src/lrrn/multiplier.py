@@ -68,6 +68,8 @@ def gain(h: Tensor, root: Tensor, lam: Tensor, c: Tensor, d: Tensor | None, shar
         right = right + c.mT @ d
     y = torch.cholesky_solve(right, factor)
     product = right.mT @ y if d is None else torch.addmm(d.mT @ d, right.mT, y)
+    if not bool(product.isfinite().all()):
+        return math.inf, None
     values, vectors = torch.linalg.eigh(product)
     top = float(values[-1])
     if not math.isfinite(sharpness) or not top > 0:
@@ -161,11 +163,13 @@ class MultiplierProblem:
             raise TypeError(f"bounds are proven in float64; this energy is {energy.weights[0].dtype}")
         if energy.n_free == 0:
             raise ValueError("the free phase of this network has no unknowns: its output is affine in x")
+        # thousands of small factorisations: a job for the CPU wherever the network lives
+        energy = energy if energy.weights[0].device.type == "cpu" else energy.to(torch.float64, "cpu")
         self._energy = energy
         self._h = energy.free_hessian
         self._first, self._last = self._h.sizes[0], self._h.sizes[-1]
         free = [interval.is_free for interval in energy.intervals[: energy.n_free]]
-        self.free_units = torch.cat([torch.full((d,), f) for d, f in zip(self._h.sizes, free, strict=True)]).to(self._h.device)
+        self.free_units = torch.cat([torch.full((d,), f) for d, f in zip(self._h.sizes, free, strict=True)])
 
     @property
     def read_out(self) -> Tensor:
@@ -227,7 +231,7 @@ class MultiplierProblem:
         steps = [later[k] * shrink[k] / energy.discounts[k] for k in range(n_free)]
         blocks = [torch.full((d,), sum(steps[: k + 1]), dtype=self._h.dtype) for k, d in enumerate(self._h.sizes)]
         reach = verified.spectral_norm(self.read_out) ** 2 if energy.eliminated else 1.0
-        return (torch.cat(blocks) * reach * (1 + 1e-3)).to(self._h.device)
+        return torch.cat(blocks) * reach * (1 + 1e-3)
 
     # --- optimising ---------------------------------------------------------------------------------------------------
 

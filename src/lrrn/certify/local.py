@@ -111,7 +111,7 @@ class LocalProblem:
     """
 
     def __init__(self, net: LRRN) -> None:
-        energy = net.energy_snapshot(torch.float64)
+        energy = net.energy_snapshot(torch.float64).to(torch.float64, "cpu")
         problem = MultiplierProblem(energy)
         hessian = energy.free_hessian
         self.dim = hessian.dim

@@ -55,14 +55,13 @@ def _multiplied(net: LRRN, what: str, method: str, rho: Tensor, seconds: float |
         # a fifth of the budget for the multipliers of the whole output, from which the others begin
         lam = network_multipliers(energy, ceiling, budget / 5).lam
         rows = problem.read_out
+        table = rho.to("cpu", copy=True)
         if what == "single":
-            known[what, method, budget] = problem.rows(lam, rows, rho, 0.8 * budget)
+            table = problem.rows(lam, rows, table, 0.8 * budget)
         else:
             i, j = torch.tril_indices(len(rows), len(rows), -1)
-            lower = problem.rows(lam, rows[i] - rows[j], rho[i, j], 0.8 * budget)
-            table = rho.clone()
-            table[i, j] = table[j, i] = lower
-            known[what, method, budget] = table
+            table[i, j] = table[j, i] = problem.rows(lam, rows[i] - rows[j], table[i, j], 0.8 * budget)
+        known[what, method, budget] = table.to(rho.device)
     return known[what, method, budget]
 
 
