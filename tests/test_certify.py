@@ -62,7 +62,7 @@ def worst_within(net, x, label, radius):
 
 
 @given(case=CASES)
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_no_perturbation_inside_the_radius_changes_the_label(case):
     net = make(case)
     x = random_input(12, net.sizes[0], seed=case["seed"])
@@ -74,7 +74,7 @@ def test_no_perturbation_inside_the_radius_changes_the_label(case):
 
 
 @given(case=CASES)
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_methods_are_ordered(case):
     net = make(case)
     x = random_input(20, net.sizes[0], seed=case["seed"])
@@ -87,7 +87,7 @@ def test_methods_are_ordered(case):
 
 
 @given(case=CASES)
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_constants_bound_the_slopes_of_outputs_and_differences(case):
     net = make(case)
     x = (2 * random_input(30, net.sizes[0], seed=case["seed"])).requires_grad_()
@@ -186,7 +186,7 @@ def test_bad_requests():
 
 
 @given(case=CASES, eps=st.sampled_from([0.0, 0.01, 0.3]))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_outputs_stay_in_their_intervals(case, eps):
     net = make(case)
     x = random_input(10, net.sizes[0], seed=case["seed"])

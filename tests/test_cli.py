@@ -125,6 +125,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_doe
         (["demo", "--json", "/no/such/folder/out.json"], "its folder does not exist"),
         (["bench", "--device", "cuda"], "runs on the CPU so far"),
         (["bench", "--batch", "0"], "--batch"),
+        (["bench", "--suite", "nap"], "unknown suite 'nap'; use solve, depth, train or all"),
         (["train", "cifar"], "unknown data 'cifar'; use one of digits, mnist"),
         (["train", "digits", "--hidden", "64x64"], "--hidden should be numbers separated by commas; got '64x64'"),
         (["train", "digits", "--resume"], "--resume needs --checkpoint"),
@@ -239,6 +240,12 @@ def test_contenders_that_are_installed_reach_the_target_and_absent_ones_say_so(m
             assert row.seconds is None and "is not installed" in row.note
         else:
             assert row.seconds is not None and row.seconds > 0 and row.error <= 1e-6
+
+
+def test_a_single_suite_is_printed_and_written(tmp_path):
+    output = run("bench", "--suite", "depth", "--batch", 20, "--json", tmp_path / "b.json")
+    written = json.loads((tmp_path / "b.json").read_text())
+    assert "non-zero blocks" in output and len(written["depth"]) == 4 and written["solve"] == written["train"] == []
 
 
 def test_osqp_contender():

@@ -1,4 +1,4 @@
-"""Everything that runs on the CPU runs on a CUDA device, through the same code."""
+"""Everything that runs on the CPU runs on a CUDA device, through the same code; the other tests show it on the CPU."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import lrrn
 from lrrn import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.certify import pgd
 
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 SMALL = dict(epochs=3, batch_size=128, random_state=0)
 
 
 @pytest.mark.parametrize(
     "objective", ["contrastive", "margin", "cross_entropy", "squared_error", "class_energy", "semi_supervised"]
 )
-def test_classifiers_train_predict_and_certify_on_the_device(device, objective, tmp_path):
+def test_classifiers_train_predict_and_certify_on_the_device(objective, tmp_path):
+    device = "cuda"
     X, y = load_digits(return_X_y=True)
     X = X / 16
     model = LRRNClassifier((24, 16), objective=objective, device=device, **SMALL).fit(X[:600], y[:600])
@@ -29,7 +31,8 @@ def test_classifiers_train_predict_and_certify_on_the_device(device, objective, 
     np.testing.assert_allclose(model.certified_radius(X[:20]), here.certified_radius(X[:20]), rtol=1e-2, atol=1e-4)
 
 
-def test_regressor_energy_model_and_attacks_on_the_device(device):
+def test_regressor_energy_model_and_attacks_on_the_device():
+    device = "cuda"
     X, y = load_digits(return_X_y=True)
     X = X / 16
     regressor = LRRNRegressor((16,), device=device, **SMALL).fit(X[:300], y[:300])

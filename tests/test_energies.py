@@ -30,7 +30,7 @@ def directions(net, x, y, sign, seed):
 
 
 @given(case=CASES, eps=st.sampled_from([0.0, 1e-3, 0.1, 2.0]), clamped=st.booleans())
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_energies_stay_in_their_intervals(case, eps, clamped):
     net = make(case)
     x = random_input(8, net.sizes[0], seed=case["seed"])
@@ -65,7 +65,7 @@ def test_the_constant_is_reached_by_a_feed_forward_energy_of_a_wall():
 
 
 @given(case=CASES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_no_perturbation_inside_the_radius_changes_the_label_of_least_energy(case):
     assume(case["output"] != (-0.6, 0.7))  # targets are unit vectors
     net = make(case)
@@ -91,7 +91,7 @@ def test_no_perturbation_inside_the_radius_changes_the_label_of_least_energy(cas
 
 
 @given(case=CASES, share=st.sampled_from([0.3, 0.9, 1.1, 2.0]))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_no_perturbation_inside_the_radius_crosses_the_threshold(case, share):
     net = make(case)
     x = random_input(10, net.sizes[0], seed=case["seed"])

@@ -16,6 +16,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from lrrn.audit import Audit
+    from lrrn.bench.suites import Epoch, Row
     from lrrn.estimators import LRRNClassifier
     from lrrn.evaluation import Evaluation, Model
 
@@ -248,14 +249,29 @@ def bench(
     batch: Annotated[int, typer.Option(help="Number of problems solved at once.", min=1)] = 1000,
     repeats: Annotated[int, typer.Option(help="Timings per contender; their median counts.", min=1)] = 7,
     samples: Annotated[int, typer.Option(help="Samples of the training epoch.", min=1000)] = 60_000,
+    suite: Annotated[str, typer.Option(help="solve, depth, train, or all.")] = "all",
 ) -> None:
     """Time our solvers against their peers, rescored in float64, and our training against scikit-learn's."""
     from lrrn.bench.suites import as_json, depth_suite, solve_suite, train_suite
 
     if device not in ("auto", "cpu"):
         raise typer.BadParameter(f"the benchmark runs on the CPU so far; got --device {device}")
+    if suite not in ("all", "solve", "depth", "train"):
+        raise typer.BadParameter(f"unknown suite {suite!r}; use solve, depth, train or all")
     json_file = _writable(json_file)
-    rows = solve_suite(n=batch, seed=seed, repeats=repeats)
+    suites = ("solve", "depth", "train") if suite == "all" else (suite,)
+    rows = solve_suite(n=batch, seed=seed, repeats=repeats) if "solve" in suites else []
+    _print_solves(rows, batch)
+    depths = depth_suite(n=batch) if "depth" in suites else []
+    _print_depths(depths, batch)
+    epochs = train_suite(n=samples, seed=seed) if "train" in suites else []
+    _print_epochs(epochs, samples)
+    _dump(json_file, as_json(rows, depths, epochs))
+
+
+def _print_solves(rows: list[Row], batch: int) -> None:
+    if not rows:
+        return
     ours = min(row.seconds for row in rows if row.ours and row.seconds is not None)
     table = Table(title=f"One free phase, 784-64-64-10 (128 unknowns), batch {batch}, float64, to max|z - z*| <= 1e-6")
     for column in ("solver", "median", "+-", "error", "times our best", "note"):
@@ -269,7 +285,11 @@ def bench(
                 row.contender, f"{1e3 * row.seconds:.1f} ms", f"{1e3 * row.spread:.1f}", f"{row.error:.0e}", times, row.note
             )
     console.print(table)
-    depths = depth_suite(n=batch)
+
+
+def _print_depths(depths: list[dict[str, float]], batch: int) -> None:
+    if not depths:
+        return
     table = Table(title=f"Cost of one coordinate-descent sweep, width 64, batch {batch}, float64")
     for column in ("depth", "non-zero blocks", "us a sweep", "+-", "us a sweep and block"):
         table.add_column(column, justify="right")
@@ -282,7 +302,11 @@ def bench(
             f"{entry['us_per_sweep_and_block']:.1f}",
         )
     console.print(table)
-    epochs = train_suite(n=samples, seed=seed)
+
+
+def _print_epochs(epochs: list[Epoch], samples: int) -> None:
+    if not epochs:
+        return
     table = Table(title=f"One epoch of {samples} x 784, 784-64-64-10, float32")
     for column in ("batch", "contender", "seconds", "+-", "times MLPClassifier, same optimiser"):
         table.add_column(column, justify="left" if column == "contender" else "right")
@@ -291,7 +315,6 @@ def bench(
         ratio = f"{result.seconds / peer:.2f}"
         table.add_row(str(result.batch), result.contender, f"{result.seconds:.2f}", f"{result.spread:.2f}", ratio)
     console.print(table)
-    _dump(json_file, as_json(rows, depths, epochs))
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
