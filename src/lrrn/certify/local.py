@@ -159,7 +159,8 @@ class LocalProblem:
 
     def pair(self, i: int, j: int) -> Part:
         """Return the whole programme with the difference of outputs i and j read out."""
-        return self.whole.row((self.rows[i] - self.rows[j])[None], torch.zeros_like(self.whole.d), 4 * verified.EPS, 0.0)
+        c = (self.rows[i] - self.rows[j])[None]
+        return self.whole.row(c, torch.zeros_like(self.whole.d), 4 * verified.EPS * float(c.norm()), 0.0)
 
     def pair_multipliers(self, i: int, j: int) -> Tensor:
         """Return good multipliers for a pair, without any ball."""
