@@ -819,3 +819,11 @@ def test_bad_parameters_of_one_estimator():
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="device 'cuda' was asked for and no CUDA device is available"):
             classifier(device="cuda").fit(X, y)
+
+
+def test_later_calls_of_partial_fit_must_agree_on_the_classes():
+    X, y = blobs()
+    names = np.array(["a", "b", "c"])[y]
+    model = classifier().partial_fit(X, names, classes=["a", "b", "c"]).partial_fit(X, names, classes=["c", "b", "a"])
+    with pytest.raises(ValueError, match="differ from those of the first call"):
+        model.partial_fit(X, names, classes=["a", "b"])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lrrn.certify.attacks import minimal_perturbation, pgd
 from lrrn.estimators import LRRNClassifier
-from lrrn.evaluation import EPS
+from lrrn.evaluation import sizes_for
 from lrrn.report import Page
 
 Array = NDArray[Any]
@@ -124,10 +124,9 @@ def certify(
     Audit
     """
     start = time.perf_counter()
-    sizes = [float(f"{factor * model.scale_in_:.2g}") for factor in EPS] if eps is None else eps
     right = np.asarray(model.predict(X) == np.asarray(y))
     radii = model.certified_radius(X, method)
-    return Audit(name, tuple(sizes), method, "deployed", right, radii, seconds=time.perf_counter() - start)
+    return Audit(name, sizes_for(model, eps), method, "deployed", right, radii, seconds=time.perf_counter() - start)
 
 
 def attack(

@@ -100,7 +100,7 @@ def evaluate(
     -------
     Evaluation
     """
-    sizes = [float(f"{factor * model.scale_in_:.2g}") for factor in EPS] if eps is None else list(eps)
+    sizes = sizes_for(model, eps)
     score, radii, certified = None, None, dict[float, float]()
     if y is not None and not isinstance(model, LRRNEnergyModel):
         score = float(model.score(X, y))
@@ -127,6 +127,11 @@ def evaluate(
         radii=radii,
         energies=energies,
     )
+
+
+def sizes_for(model: Model, eps: Sequence[float] | None) -> tuple[float, ...]:
+    """Return the sizes asked for or, if none were, the usual ones times the scale that ``standardize`` found."""
+    return tuple(float(f"{factor * model.scale_in_:.2g}") for factor in EPS) if eps is None else tuple(eps)
 
 
 def _strange_inputs(X: Array, image_shape: tuple[int, int] | None, familiar: Array, seed: int) -> dict[str, Array]:

@@ -56,7 +56,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
     hidden_sizes : tuple of int, default=(64, 64)
         Widths of the hidden layers.
     objective : str, default="contrastive"
-        "contrastive" (the paper's), "margin" (for large certified radii), "cross_entropy", "squared_error", "class_energy"
+        "contrastive" (the paper's), "margin" (asks for a margin you set), "cross_entropy", "squared_error", "class_energy"
         (the paper's class-specific energies; predicts the label of least energy), or "semi_supervised" (contrastive plus free
         energy; y = -1 means not labelled).
     beta : float or tuple of float, default=1.0
@@ -286,11 +286,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         first = not hasattr(self, "network_")
         if first and classes is None:
             raise ValueError("classes must be given in the first call of partial_fit")
-        if (
-            not first
-            and classes is not None
-            and not np.array_equal(np.setdiff1d(classes, [UNLABELLED]), np.setdiff1d(self.classes_, [UNLABELLED]))
-        ):
+        if not first and classes is not None and not np.array_equal(self._known_classes(classes), self.classes_):
             raise ValueError(
                 f"classes={np.unique(classes).tolist()} differ from those of the first call, {self.classes_.tolist()}"
             )
@@ -325,9 +321,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
                 "Encode them first, for example with sklearn.preprocessing.LabelEncoder"
             )
         known = y != UNLABELLED if semi else np.ones(len(y), dtype=bool)
-        self.classes_ = np.unique(y[known]) if classes is None else np.unique(np.asarray(classes))
-        if semi:
-            self.classes_ = self.classes_[self.classes_ != UNLABELLED]
+        self.classes_ = self._known_classes(y if classes is None else classes)
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs samples of at least two classes; got {len(self.classes_)} class")
         strange = np.setdiff1d(y[known], self.classes_)
@@ -336,6 +330,11 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         label = np.full(len(y), UNLABELLED, dtype=np.int64)
         label[known] = np.searchsorted(self.classes_, y[known])
         return label
+
+    def _known_classes(self, labels: ArrayLike) -> Array:
+        """Return the distinct labels, in order, without what means "not labelled"."""
+        distinct = np.unique(np.asarray(labels))
+        return distinct[distinct != UNLABELLED] if self.objective == "semi_supervised" else distinct
 
     def _weights(self, sample_weight: ArrayLike | None, X: Array, y: Array, label: Array) -> Array | None:
         """Combine sample and class weights, scaled to a mean of one."""
