@@ -25,9 +25,11 @@ help:
 	.venv/$(PIP) --editable '.[lint]'
 	@touch $@ .venv/.package
 
+# torchattacks asks for torchvision and for an old requests, neither of which its attacks import
 .venv-bench/.bench: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/$(PIP) --editable '.[bench]'
+	.venv-bench/$(PIP) --no-deps torchattacks
 	@touch $@
 
 demo: .venv/.package

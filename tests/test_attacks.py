@@ -6,7 +6,9 @@ import builtins
 import copy
 import math
 import pickle
+import runpy
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import given, settings
 
 import lrrn
 from lrrn import audit
-from lrrn.certify import LipschitzEstimate, as_foolbox, empirical_lipschitz, minimal_perturbation, pgd
+from lrrn.certify import LipschitzEstimate, as_foolbox, as_image_model, empirical_lipschitz, minimal_perturbation, pgd
 from lrrn.certify.adapters import Scores
 from lrrn.certify.radius import METHODS
 from lrrn.certify.slopes import Slopes
@@ -327,7 +329,99 @@ def test_foolbox_sees_an_ordinary_module_and_does_not_get_inside_a_radius(linear
     assert changed.any() and (distance[changed] >= exact[changed] * (1 - 1e-9)).all()
     images = x.float().reshape(-1, 1, 2, 4)
     torch.testing.assert_close(model(images).double(), net(x), rtol=1e-5, atol=1e-5)
-    assert all(p.requires_grad for p in net.parameters())
+    assert all(p.requires_grad and p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_image_model_is_the_network_on_flat_images(dtype):
+    net = random_network((12, 6, 4))
+    model = as_image_model(net, (1, 3, 4))
+    images = random_input(5, 12, dtype=dtype).reshape(5, 1, 3, 4)
+    scores = model(images)
+    assert scores.dtype == dtype and not model.training
+    torch.testing.assert_close(scores, net(images.flatten(1).double()).to(dtype), rtol=0, atol=0)
+    assert next(model.parameters()).device == net.W[0].device
+
+
+def test_gradients_flow_to_the_images_and_not_into_the_network(linear):
+    net, x, _, _ = linear
+    images = x.reshape(-1, 1, 2, 4).clone().requires_grad_()
+    as_image_model(net, (1, 2, 4))(images)[:, 3].sum().backward()
+    torch.testing.assert_close(images.grad.flatten(1), net.W[0].detach()[3].expand_as(x))
+    assert all(p.requires_grad and p.grad is None for p in net.parameters())
+
+
+def test_an_image_model_keeps_the_network_it_was_given():
+    net, x = random_network((4, 3)), random_input(2, 4)
+    model, before = as_image_model(net, (1, 2, 2)), net(x).detach()
+    with torch.no_grad():
+        net.W[0].mul_(2.0)
+    assert torch.equal(model(x.reshape(-1, 1, 2, 2)), before)
+
+
+def test_an_image_model_refuses_what_does_not_fit():
+    net = random_network((12, 6, 4))
+    with pytest.raises(ValueError, match="has 9 numbers, and the network has 12 inputs"):
+        as_image_model(net, (1, 3, 3))
+    for shape in ((3, 4), (-1, -3, 4)):
+        with pytest.raises(ValueError, match=r"must be \(channels, height, width\)"):
+            as_image_model(net, shape)
+    with pytest.raises(ValueError, match="this network has one"):
+        as_image_model(random_network((12, 6, 1)), (1, 3, 4))
+    model = as_image_model(net, [1, 3, 4])
+    for shape in ((2, 12), (2, 1, 4, 3), (2, 3, 4), (1, 3, 4)):
+        with pytest.raises(ValueError, match=r"must have shape \(n, 1, 3, 4\)"):
+            model(torch.zeros(shape))
+
+
+@pytest.fixture(scope="module")
+def script():
+    """scripts/autoattack.py, whose attacks are torchattacks'."""
+    pytest.importorskip("torchattacks", reason="torchattacks is in the benchmark environment only")
+    return runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "autoattack.py"))
+
+
+@pytest.mark.parametrize("part", ["APGD-CE", "APGD-T", "FAB-T", "Square"])
+def test_torchattacks_finds_the_boundaries_of_a_linear_classifier_and_nothing_nearer(script, part):
+    net = random_network((36, 5), beta=(0.0,), bias_scale=0.0)
+    x = (0.5 + 0.1 * random_input(40, 36)).float().double()
+    w = net.W[0].detach()
+    y = x @ w.mT
+    label = y.argmax(-1)
+    gaps = (w[label][:, None] - w).norm(dim=-1)
+    exact = ((y.gather(1, label[:, None]) - y) / gaps).scatter(1, label[:, None], math.inf).amin(1)
+    eps = float(exact.median())
+    attack = script["parts"](as_image_model(net, (1, 6, 6)), 5, eps, steps=30, queries=300, seed=0)[part]
+    moved = attack(x.float().reshape(-1, 1, 6, 6), label).detach().double().flatten(1)
+    changed = net.infer(moved).output.argmax(-1) != label
+    size = (moved - x).norm(dim=1)
+    assert (size[changed] >= exact[changed] * (1 - 1e-6)).all() and (size[changed] <= eps * (1 + script["SLACK"])).all()
+    # the targeted ones try every boundary; the others climb one loss, which may lead past a nearer one
+    within = changed[exact < 0.95 * eps]
+    assert within.all() if part in ("APGD-T", "FAB-T") else within.any()
+
+
+def test_autoattack_counts_what_the_classifier_confirms(script):
+    X = np.clip(0.5 + 0.2 * random_input(60, 36).numpy(), 0.0, 1.0).astype(np.float32)
+    y = np.array(list("abcde"))[(X @ random_input(36, 5).numpy()).argmax(1)]
+    model = lrrn.LRRNClassifier((8,), epochs=20, standardize=True, random_state=0).fit(X, y)
+    right = model.predict(X) == y
+
+    def run():
+        distances = np.where(right, np.inf, 0.0)
+        done = [script["autoattack"](model, X, y, distances, eps, (1, 6, 6), steps=20, queries=50) for eps in (0.1, 0.3)]
+        return distances, done
+
+    distances, done = run()
+    broken = np.isfinite(distances) & right
+    assert broken.any() and not any("failed" in part for parts in done for part in parts.values())
+    assert sum(part["broken"] for parts in done for part in parts.values()) == broken.sum()
+    assert (distances[right] >= model.certified_radius(X[right])).all()
+    assert (distances[broken] <= 0.3 * (1 + script["SLACK"])).all()
+    assert np.array_equal(distances, run()[0])
+    model.classes_ = model.classes_[:3]
+    with pytest.raises(ValueError, match="at least 4 classes"):
+        run()
 
 
 def test_the_adapter_scales_as_the_classifier_does():

@@ -1,37 +1,46 @@
-"""Local radii: units that are said to stay do stay, constants hold in the ball, and no attack succeeds inside."""
+"""Local radii: the dual is one, its derivatives are right, proofs refuse what is not so, and no attack succeeds inside."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 
 import lrrn
-from lrrn.certify import pgd
-from lrrn.certify.local import LocalProblem, Part
+from lrrn.certify import minimal_perturbation, pgd
+from lrrn.certify.local import Dual, LocalProblem, Sample
 from oracles import random_input, random_network
 from test_certify import CASES, make, worst_within
 
+CONSTRAINTS = ["nonneg", "box", "free", (-0.3, 0.4), (-math.inf, 0.2), ("nonneg", "box"), ("free", (-math.inf, 0.0))]
+
 
 def solved(net, x):
-    """Activations, slack and error bound at x, and the slack's rounding."""
+    """Activations and slack at x."""
     energy, solution = net.energy_snapshot(torch.float64), net.infer(x, tol=1e-10)
     z = torch.cat(solution.activations[: energy.n_free], -1)
-    return z, energy.free(x).gradient(z), solution.error_bound
+    return z, energy.free(x).gradient(z)
 
 
-def ball(x, radius, n, seed):
-    """Points within ``radius`` of x, some of them on the sphere."""
-    generator = torch.Generator().manual_seed(seed)
-    step = torch.randn(n, x.shape[-1], dtype=torch.float64, generator=generator)
-    length = torch.rand(n, 1, dtype=torch.float64, generator=generator).clamp(min=0.3).mul(1.5).clamp(max=1.0)
-    return x + radius * length * step / step.norm(dim=1, keepdim=True)
+def dual_of(net, x, j):
+    """The dual for the first row of x and output j, and its label."""
+    problem, (z, g) = LocalProblem(net), solved(net, x)
+    y = net.infer(x, tol=1e-10).output[0]
+    label = int(y.argmax())
+    c, d = problem.c[label] - problem.c[j], problem.d[label] - problem.d[j]
+    return Dual(problem, problem.sample(z[0], g[0], 1e-12), c, d, float(y[label] - y[j])), label
+
+
+def begun(dual, label, j):
+    scales, constants = dual.problem.scales.of(label)
+    return dual.start(dual.problem.lam * scales[j], float(constants[j]))
 
 
 @given(case=CASES)
-@settings(max_examples=6)
+@settings(max_examples=10)
 def test_no_perturbation_inside_a_local_radius_changes_the_label(case):
     net = make(case)
     x = random_input(6, net.sizes[0], seed=case["seed"])
@@ -41,67 +50,156 @@ def test_no_perturbation_inside_a_local_radius_changes_the_label(case):
     assert not (worst_within(net, x, local.prediction, local.radius.clamp(max=1e6)) & certain).any()
 
 
-@pytest.mark.parametrize("constraint", ["nonneg", "box", "free", (-0.3, 0.4)])
-def test_units_that_are_said_to_stay_do_stay_and_constants_hold(constraint):
-    net = random_network((6, 7, 5, 3), constraint=constraint, scale=1.5)
-    problem, x = LocalProblem(net), random_input(5, 6)
-    z, g, error = solved(net, x)
-    seen = 0
-    for k in range(5):
-        for radius in (0.02, 0.2, 1.0):
-            inside, fixed = problem.states(z[k], g[k], float(error[k]), 1e-12, radius)
-            seen += int(inside.sum() + fixed.sum())
-            near, slack, _ = solved(net, ball(x[k], radius, 60, k))
-            assert (near[:, fixed] == z[k, fixed]).all()
-            assert ((near > problem.lo) & (near < problem.hi))[:, inside].all()
-            moved = (ball(x[k], radius, 60, k) - x[k]).norm(dim=1, keepdim=True)
-            assert ((near - z[k]).abs() <= problem.activation * moved + 1e-7).all()
-            assert ((slack - g[k]).abs() <= problem.slack * moved + 1e-7).all()
-            reduction = problem.reduced(inside, fixed)
-            part, lam = reduction.part(0, 1), problem.pair_multipliers(0, 1)[reduction.open]
-            rho = part.prove(part.improve(lam, 20), 1e3)  # the ceiling, should the output not move at all
-            lead = net.infer(ball(x[k], radius, 60, k), tol=1e-10).output
-            lead = lead[:, 0] - lead[:, 1]
-            pairs = (lead[:, None] - lead).abs()
-            apart = torch.cdist(ball(x[k], radius, 60, k), ball(x[k], radius, 60, k))
-            assert (pairs <= rho * apart + 1e-6).all()
-    assert seen > 20
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_local_radii_lie_between_the_global_ones_and_what_an_attack_finds(constraint):
+    net = random_network((6, 7, 5, 3), constraint=constraint, scale=1.5, seed=2)
+    x = random_input(12, 6, seed=3)
+    local, wide = lrrn.certify(net, x, "local"), lrrn.certify(net, x, "multiplier")
+    attack = minimal_perturbation(net, x, local.prediction, seed=0)
+    assert (local.radius >= wide.radius * (1 - 1e-9)).all()
+    assert (local.radius <= attack.distance).all()
+    assert not pgd(net, x, local.prediction, local.radius, steps=30, restarts=3, seed=0).success.any()
 
 
-def test_a_ball_in_which_nothing_changes_has_the_constant_of_the_jacobian():
-    net = random_network((6, 7, 5, 3))
-    problem, x = LocalProblem(net), random_input(1, 6)
-    z, g, error = solved(net, x)
-    inside, fixed = problem.states(z[0], g[0], float(error[0]), 1e-12, 1e-6)
-    assert (inside | fixed).all()
-    at = x.clone().requires_grad_()
-    y = net(at)
-    (slope,) = torch.autograd.grad(y[0, 0] - y[0, 2], at)
-    part = problem.reduced(inside, fixed).part(0, 2)
-    assert part.prove(problem.lam[:0], math.inf) == pytest.approx(float(slope.norm()), rel=1e-6)
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_the_dual_at_any_multipliers_is_below_every_perturbation_that_changes_the_label(constraint):
+    net = random_network((6, 7, 5, 2), constraint=constraint, scale=1.5, seed=5)
+    x = random_input(1, 6, seed=6)
+    y = net.infer(x).output
+    found = minimal_perturbation(net, x, y.argmax(-1), seed=0)
+    if not bool(found.distance.isfinite()):
+        pytest.skip("no perturbation changes this label")
+    dual, label = dual_of(net, x, 1 - int(y.argmax()))
+    start, weight = begun(dual, label, 1 - label)
+    best = dual.maximised(start, weight, math.inf)
+    generator = torch.Generator().manual_seed(0)
+    values = []
+    for _ in range(300):
+        noise = torch.rand(len(start), dtype=torch.float64, generator=generator)
+        anywhere = torch.lerp(start, best, float(noise[0])) * (1 + (noise - 0.5))
+        point = dual.at(anywhere)
+        values.append(-math.inf if point is None else point.value)
+    assert math.isfinite(max(values))
+    assert max(values) <= dual.at(best).value * (1 + 2e-2)
+    assert dual.at(best).value <= float(found.distance[0]) ** 2
 
 
-def test_a_read_out_of_input_and_unit_by_hand():
-    """One unit with v u - 2 v^2 >= 0, so v lies between 0 and u / 2, and |c v + d u| is at most max(|d|, |d + c / 2|) |u|."""
-    one = torch.ones(1, 1, dtype=torch.float64)
-    for c, d in ((1.0, 0.3), (2.0, 0.0), (1.0, -0.1), (-1.0, 0.2)):
-        part = Part(2 * one, one, c * one, d * one, torch.tensor([False]), (0.0, 0.0, 0.0, 0.0))
-        exact = max(abs(d), abs(d + c / 2))
-        scan = [part.estimate(torch.tensor([lam], dtype=torch.float64)) for lam in torch.logspace(-4, 3, 4000).tolist()]
-        assert min(scan) == pytest.approx(exact, rel=2e-2) and min(scan) >= exact * (1 - 1e-9)
-        for lam in torch.logspace(-4, 3, 300, dtype=torch.float64):
-            assert not part.is_proven(lam[None], exact * (1 - 1e-6))
-    unsure = Part(2 * one, one, one, 0 * one, torch.tensor([False]), (1.5, 0.0, 0.0, 0.0))
-    assert not unsure.is_proven(torch.tensor([1.0], dtype=torch.float64), 0.6)  # H is known to 1.5 only
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_derivatives_of_dual_and_barrier_by_finite_differences(constraint):
+    dual, label = dual_of(random_network((6, 7, 5, 3), constraint=constraint, scale=1.5, seed=7), random_input(1, 6, seed=8), 1)
+    rival = 1 if label != 1 else 0
+    theta, _ = begun(dual, label, rival)
+    n = dual.n_products
+    gradient, matrix, pull, stiffness = dual.derivatives(dual.at(theta), dual._parts(theta)[1])
+    step, scale = 1e-5, theta.clamp(min=1e-3)
+    for i in range(len(theta)):
+        up, down = theta.clone(), theta.clone()
+        up[i] += step * scale[i]
+        down[i] -= step * scale[i]
+        points = dual.at(up), dual.at(down)
+        by_value = (points[0].value - points[1].value) / (2 * step * scale[i])
+        assert float(by_value) == pytest.approx(float(gradient[i]), rel=1e-4, abs=1e-6)
+        slopes = [dual.derivatives(point, dual._parts(at)[1]) for point, at in zip(points, (up, down), strict=True)]
+        torch.testing.assert_close((slopes[1][0] - slopes[0][0]) / (2 * step * scale[i]), matrix[i], rtol=1e-3, atol=1e-4)
+        by_barrier = (points[0].barrier - points[1].barrier) / (2 * step * scale[i])
+        if 1 <= i <= n:
+            assert float(by_barrier) == pytest.approx(float(pull[i - 1]), rel=1e-4, abs=1e-6)
+            torch.testing.assert_close(
+                (slopes[1][2] - slopes[0][2]) / (2 * step * scale[i]), stiffness[i - 1], rtol=1e-3, atol=1e-4
+            )
+        else:
+            assert float(by_barrier) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_local_radii_gain_where_there_is_something_to_gain_and_resist_a_strong_attack():
+def one_unit(low, slack, c, high=math.inf, error=0.0):
+    """The dual of a single unit with v = clip((u - slack) / 2, -low, high) and a lead of one that changes by c v."""
+    t = lambda value: torch.tensor([value], dtype=torch.float64)  # noqa: E731
+    every, none = torch.tensor([0]), torch.tensor([], dtype=torch.int64)
+    one, two = (every, none) if high == math.inf else (none, every)
+    problem = SimpleNamespace(
+        h=2 * t([1.0]), root=t([1.0]), gram=t([1.0]), errors=(error, 0.0, 0.0, 0.0), groups=(every, two, every, one, two)
+    )
+    return Dual(problem, Sample(t(low), t(high), t(slack), 0.0, 0.0, 0.0), t(c), t(0.0), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "slack", "c", "high", "nearest"),
+    [
+        (3.0, 0.0, -1.0, math.inf, 2.0),  # v = u / 2 must rise by one
+        (3.0, 0.0, 1.0, math.inf, 2.0),  # v must fall by one, and may
+        (0.0, 0.5, -1.0, math.inf, 2.5),  # first the slack must be used up
+        (0.0, 0.5, -4.0, math.inf, 1.0),
+        (3.0, 0.0, -2.0, 3.0, 1.0),
+        (0.0, 0.5, -2.0, 6.0, 1.5),
+    ],
+)
+def test_one_unit_by_hand(low, slack, c, high, nearest):
+    dual = one_unit(low, slack, c, high)
+    lam = torch.tensor([0.3 * c * c], dtype=torch.float64)
+    theta = dual.maximised(*dual.start(lam, 0.6 * abs(c)), math.inf)
+    value = dual.at(theta).value
+    assert nearest**2 * (1 - 2e-2) <= value <= nearest**2
+    assert dual.is_proven(theta, value * (1 - 1e-6))
+    assert not dual.is_proven(theta, value * (1 + 1e-6))
+    assert not dual.is_proven(-theta, value * (1 - 1e-6))
+    assert not one_unit(low, slack, c, high, error=1.5).is_proven(theta, value * (1 - 1e-6))  # H is known to 1.5 only
+
+
+@pytest.mark.parametrize(("low", "c", "high"), [(0.5, 1.0, math.inf), (3.0, -1.0, 0.5)])
+def test_a_bound_that_keeps_the_lead_open_is_made_use_of(low, c, high):
+    """The unit cannot move by the one that is needed, so the dual grows without end."""
+    dual = one_unit(low, 0.0, c, high)
+    theta = dual.maximised(*dual.start(torch.tensor([0.3], dtype=torch.float64), 0.6), 100.0)
+    assert dual.at(theta).value >= 100.0
+    assert dual.is_proven(theta, 99.0)
+
+
+def test_errors_of_the_data_are_inside_a_proof():
+    """A form that is positive by less than an error could make of it is not proven; by much more, it is."""
+    dual = one_unit(0.0, 0.5, -1.0)
+    theta = dual.maximised(*dual.start(torch.tensor([0.3], dtype=torch.float64), 0.6), math.inf)
+    theta = torch.lerp(theta, dual.start(torch.tensor([0.3], dtype=torch.float64), 0.6)[0], 0.1)
+    square = dual.at(theta).value * 0.9
+    exact = dual.sample
+    for name in ("low_error", "slack_error"):
+        for error, proven in ((1e-6, True), (3.0, False)):
+            dual.sample = Sample(**{**vars(exact), name: error})
+            assert dual.is_proven(theta, square) is proven, (name, error)
+
+
+def test_a_network_without_kinks_has_the_radius_of_its_jacobian():
+    net, x = random_network((6, 7, 5, 3), constraint="free"), random_input(4, 6)
+    certificate = lrrn.certify(net, x, "local")
+    for k in range(4):
+        at = x[k : k + 1].clone().requires_grad_()
+        y = net(at)[0]
+        label = int(y.argmax())
+        others = [j for j in range(3) if j != label]
+        slopes = [torch.autograd.grad(y[label] - y[j], at, retain_graph=True)[0].norm() for j in others]
+        exact = min(float((y[label] - y[j]).detach() / slope) for j, slope in zip(others, slopes, strict=True))
+        assert float(certificate.radius[k]) == pytest.approx(exact, rel=1e-2)
+        assert float(certificate.radius[k]) < exact
+
+
+def test_local_radii_gain_much_and_come_near_to_what_attacks_reach():
     net = random_network((12, 10, 8, 4), seed=3)
     x = random_input(30, 12, seed=4)
     local, wide = lrrn.certify(net, x, "local"), lrrn.certify(net, x, "multiplier")
-    assert float((local.radius / wide.radius.clamp(min=1e-9))[wide.radius > 0].mean()) > 1.02
-    attack = pgd(net, x, local.prediction, local.radius, steps=30, restarts=3, seed=0)
-    assert not attack.success.any()
+    attack = minimal_perturbation(net, x, local.prediction, seed=0)
+    known = (wide.radius > 0) & attack.distance.isfinite()
+    gained = (local.radius / wide.radius)[known]
+    assert float(gained.mean()) > 1.1
+    assert float((local.radius / attack.distance)[known].median()) > 0.9
+
+
+def test_a_loose_solve_is_inside_the_radius():
+    """The centre's error moves nothing: what is known there is the residual, and that enters exactly."""
+    net = random_network((12, 10, 8, 4), seed=3)
+    x = random_input(6, 12, seed=4)
+    tight, loose = (lrrn.certify(net, x, "local", tol=tol) for tol in (1e-10, 1e-3))
+    assert (loose.radius <= tight.radius * (1 + 1e-2)).all()
+    attack = minimal_perturbation(net, x, tight.prediction, seed=0)
+    assert (loose.radius <= attack.distance).all()
 
 
 def test_local_without_unknowns_or_without_a_proof_is_the_global_one():

@@ -86,7 +86,7 @@ def test_the_best_scale_of_given_multipliers():
     net = random_network((8, 6, 5, 4))
     p = problem(net)
     lam, rows = p.start(), p.read_out[:3]
-    scales, estimates = p._scales(lam, rows)
+    scales, estimates = p.scales(lam, rows)
     for i in range(3):
         assert p.estimate(lam * scales[i], rows[i : i + 1]) == pytest.approx(float(estimates[i]), rel=1e-8)
         others = [p.estimate(lam * scales[i] * f, rows[i : i + 1]) for f in (0.5, 0.8, 1.25, 2.0)]

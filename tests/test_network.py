@@ -54,7 +54,7 @@ def test_constraints_one_for_all_or_one_a_layer():
         (dict(sizes=(4, 3, 2), constraint=(1, 0)), "two numbers lo <= hi"),
         (dict(sizes=(4, 3, 2), constraint=["box", "box", "box"]), "one entry for each of 1 hidden layers"),
         (dict(sizes=(4, 3, 2), output_constraint=(0, 1, 2)), "or a pair"),
-        (dict(sizes=(4, 3, 2), init="zeros"), "unknown init 'zeros'; use 'glorot' or 'orthogonal'"),
+        (dict(sizes=(4, 3, 2), init="zeros"), "unknown init 'zeros'; use 'glorot', 'orthogonal' or 'uniform'"),
         (dict(sizes=(4, 3, 2), dtype=torch.int64), "floating-point dtype"),
     ],
 )
@@ -209,7 +209,7 @@ def test_solution_reports_its_solvers_and_status():
     assert len(solution.activations) == 2 and solution.output is solution.activations[-1]
 
 
-@pytest.mark.parametrize("init", ["glorot", "orthogonal"])
+@pytest.mark.parametrize("init", ["glorot", "orthogonal", "uniform"])
 def test_initialisation_is_seeded_and_leaves_the_global_generator_alone(init):
     def make(seed, **options):
         return lrrn.LRRN((9, 6, 3), init=init, generator=torch.Generator().manual_seed(seed), **options)
@@ -221,12 +221,15 @@ def test_initialisation_is_seeded_and_leaves_the_global_generator_alone(init):
     assert torch.equal(make(0, dtype=torch.float64).W[1].float(), a.W[1])
 
 
-def test_glorot_and_orthogonal_are_what_they_say():
+def test_initial_weights_are_what_they_say():
     glorot = lrrn.LRRN((300, 200, 3), generator=torch.Generator().manual_seed(0)).W[0].detach()
     limit = (6 / 500) ** 0.5
     assert glorot.abs().max() <= limit and glorot.std() == pytest.approx(limit / 3**0.5, rel=0.02)
     orthogonal = lrrn.LRRN((30, 20, 3), init="orthogonal", dtype=torch.float64).W[0].detach()
     torch.testing.assert_close(orthogonal @ orthogonal.mT, torch.eye(20, dtype=torch.float64))
+    uniform = lrrn.LRRN((400, 200, 3), init="uniform", dtype=torch.float64).W[0].detach()
+    assert float(uniform.abs().max()) <= 1 / 20
+    assert float(uniform.std()) == pytest.approx(1 / 20 / 3**0.5, rel=0.02)
 
 
 def test_copies_pickles_and_state_dicts():

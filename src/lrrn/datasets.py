@@ -1,18 +1,28 @@
-"""Data sets: scikit-learn's digits, the MNIST family from idx files in torchvision's folder layout, and users' own tables."""
+"""Data sets: scikit-learn's digits, the MNIST family from idx files in torchvision's folder layout, and users' own tables.
+
+Files of the MNIST family that are nowhere at hand are downloaded into the user's cache.
+"""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
+import logging
 import os
 import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+logger = logging.getLogger("lrrn.datasets")
 
 FOLDERS = {"mnist": "MNIST", "kmnist": "KMNIST", "fashion_mnist": "FashionMNIST"}
 FILES = {
@@ -20,6 +30,49 @@ FILES = {
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 NAMES = ("digits", *FOLDERS)
+MD5 = {
+    "mnist": {
+        "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+    "kmnist": {
+        "train-images-idx3-ubyte": "bdb82020997e1d708af4cf47b453dcf7",
+        "train-labels-idx1-ubyte": "e144d726b3acfaa3e44228e80efcd344",
+        "t10k-images-idx3-ubyte": "5c965bf0a639b31b8f53240b1b52f4d7",
+        "t10k-labels-idx1-ubyte": "7320c461ea6c1c855c0b718fb2a4b134",
+    },
+    "fashion_mnist": {
+        "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
+}
+"""Published digests of the compressed files."""
+MIRRORS = {
+    "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    "kmnist": ("https://codh.rois.ac.jp/kmnist/dataset/kmnist/", "http://codh.rois.ac.jp/kmnist/dataset/kmnist/"),
+    "fashion_mnist": (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ),
+}
+TIMEOUT = 20
+"""Seconds a mirror may stay silent."""
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package dataset-fashion-mnist puts its files."""
+DEBIAN_MD5 = {
+    "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+    "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+    "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+}
+"""Digests of Fashion-MNIST uncompressed: Debian stamps its .gz files with the date of the package."""
+PREFIX = "train_7011"
+"""The split of KMNIST with the first 7,011 training images."""
+PREFIX_FOLDER = Path("KMNIST", "train_prefix_7011")
 MAX_BYTES = 2**31
 """Largest array an idx file may announce."""
 
@@ -28,17 +81,25 @@ class DataError(ValueError):
     """A data file is missing, damaged or not what it should be."""
 
 
-def load(name: str, split: str = "train", root: str | os.PathLike[str] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+def load(
+    name: str, split: str = "train", root: str | os.PathLike[str] | None = None, download: bool = True
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Load a data set.
 
     Parameters
     ----------
     name : {"digits", "mnist", "kmnist", "fashion_mnist"}
         "digits" is embedded in scikit-learn; its split is a fixed stratified quarter for testing. The others are read from idx
-        files, compressed or not, as torchvision stores them: ``root/MNIST/raw/train-images-idx3-ubyte.gz``.
-    split : {"train", "test"}, default="train"
+        files as torchvision stores them, such as ``root/MNIST/raw/train-images-idx3-ubyte.gz``. Compressed files must have the
+        published MD5. Uncompressed ones may hold data of your own: only their header and size are checked.
+    split : {"train", "test", "train_7011"}, default="train"
+        "train_7011" is for "kmnist" only: the first 7,011 training images, from ``root/KMNIST/train_prefix_7011``, for where
+        the full file cannot be had. It is never downloaded.
     root : path-like, optional
-        Folder with the data; the environment variable LRRN_DATA if not given.
+        Folder with the data; the environment variable LRRN_DATA if not given. Files that are not there are looked for in the
+        user's cache, then, for "fashion_mnist", where Debian's package dataset-fashion-mnist puts them.
+    download : bool, default=True
+        Whether to download files that are nowhere to be found, into the user's cache.
 
     Returns
     -------
@@ -48,14 +109,19 @@ def load(name: str, split: str = "train", root: str | os.PathLike[str] | None = 
     """
     if name not in NAMES:
         raise ValueError(f"unknown data set {name!r}; use one of {', '.join(NAMES)}")
-    if split not in FILES:
-        raise ValueError(f"unknown split {split!r}; use one of {', '.join(FILES)}")
+    splits = (*FILES, PREFIX) if name == "kmnist" else tuple(FILES)
+    if split not in splits:
+        raise ValueError(f"{name} has no split {split!r}; use one of {', '.join(splits)}")
     if name == "digits":
         return _digits(split)
-    folder = _folder(name, root)
-    images, labels = (read_idx(_existing(folder, file)) for file in FILES[split])
+    paths = _prefix(root) if split == PREFIX else [_obtain(name, file, root, download) for file in FILES[split]]
+    images, labels = (read_idx(path) for path in paths)
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-        raise DataError(f"{folder}: images of shape {images.shape} do not go with labels of shape {labels.shape}")
+        raise DataError(
+            f"{paths[0]} and {paths[1]}: images of shape {images.shape} do not go with labels of shape {labels.shape}"
+        )
+    if split == PREFIX and len(images) != 7011:
+        raise DataError(f"{paths[0]} should hold 7011 images and holds {len(images)}")
     return (images.reshape(len(images), -1) / np.float32(255)).astype(np.float32, copy=False), labels.astype(np.int64)
 
 
@@ -69,24 +135,140 @@ def _digits(split: str) -> tuple[NDArray[Any], NDArray[Any]]:
     return chosen[0].astype(np.float32), chosen[1].astype(np.int64)
 
 
-def _folder(name: str, root: str | os.PathLike[str] | None) -> Path:
-    base = root if root is not None else os.environ.get("LRRN_DATA")
-    if base is None:
+def _roots(root: str | os.PathLike[str] | None) -> list[Path]:
+    """Return the folders to look into: the user's, if there is one, and last the cache."""
+    base = root if root is not None else os.environ.get("LRRN_DATA") or None
+    try:
+        import pooch
+
+        cache = Path(pooch.os_cache("lrrn"))
+    except ImportError:
+        cache = Path(os.path.expanduser("~/.cache/lrrn"))
+    return [cache] if base is None else [Path(base), cache]
+
+
+def _existing(folders: list[Path], file: str) -> Path | None:
+    candidates = (folder / f"{file}{suffix}" for folder in folders for suffix in ("", ".gz"))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def _prefix(root: str | os.PathLike[str] | None) -> list[Path]:
+    folders = [base / PREFIX_FOLDER for base in _roots(root)]
+    files = "images-idx3-ubyte", "labels-idx1-ubyte"
+    paths = [path for file in files if (path := _existing(folders, file)) is not None]
+    if len(paths) < len(files):
         raise DataError(
-            f"{name} is read from files: give root=..., or set LRRN_DATA to the folder that holds {FOLDERS[name]}/raw "
-            "(torchvision's layout)"
+            f"split {PREFIX!r} is never downloaded, and {' and '.join(files)} (or .gz) are not in "
+            f"{' or '.join(map(str, folders))}; put them there"
         )
-    folder = Path(base) / FOLDERS[name] / "raw"
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}; put the idx files of {name} there, or point LRRN_DATA elsewhere")
-    return folder
+    return paths
 
 
-def _existing(folder: Path, file: str) -> Path:
-    for candidate in (folder / file, folder / f"{file}.gz"):
-        if candidate.is_file():
-            return candidate
-    raise DataError(f"there is neither {file} nor {file}.gz in {folder}; fetch it and put it there")
+def _obtain(name: str, file: str, root: str | os.PathLike[str] | None, download: bool) -> Path:
+    """Return where a file is, after downloading it if need be and checking its digest if it is compressed."""
+    roots = _roots(root)
+    folders = [base / FOLDERS[name] / "raw" for base in roots]
+    places = [*folders, DEBIAN] if name == "fashion_mnist" else folders
+    path = _existing(places, file)
+    if path is not None:
+        if path.suffix == ".gz":
+            _check_digest(path, name, file)
+        return path
+    advice = f"put {file}.gz (MD5 {MD5[name][file]}) into {folders[0]}, or set LRRN_DATA to where {FOLDERS[name]}/raw is"
+    if name == "kmnist" and file in FILES["train"] and any((base / PREFIX_FOLDER).is_dir() for base in roots):
+        advice += f"; the first 7,011 training images are at hand as split {PREFIX!r}"
+    if not download:
+        raise DataError(
+            f"there is neither {file} nor {file}.gz in {' or '.join(map(str, places))}; allow the download, or {advice}"
+        )
+    return _download(name, file, folders[-1], advice)
+
+
+def _check_digest(path: Path, name: str, file: str) -> None:
+    packaged = path.parent == DEBIAN
+    expected = DEBIAN_MD5[file] if packaged else MD5[name][file]
+    try:
+        with gzip.open(path) if packaged else path.open("rb") as stream:
+            found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        found = "none, being no whole gzip file"
+    if found != expected:
+        raise DataError(
+            f"{path} should have MD5 {expected}{' uncompressed' * packaged} and has {found}: it is damaged or another file; "
+            "replace it, or remove it to have it downloaded (your own data are read uncompressed)"
+        )
+
+
+def _download(name: str, file: str, folder: Path, advice: str) -> Path:
+    """Try each mirror in turn. A file appears in the folder only when it is whole: pooch renames it after checking it."""
+    try:
+        import pooch
+    except ImportError as error:
+        raise DataError(f"downloading {file}.gz of {name} needs pooch: install it; or {advice}") from error
+    failures = []
+    level = pooch.get_logger().level
+    pooch.get_logger().setLevel(logging.WARNING)  # it would announce every mirror on standard error
+    try:
+        for mirror in MIRRORS[name]:
+            try:
+                with _DownloadBar(f"{name} {file}") as bar:
+                    pooch.retrieve(
+                        f"{mirror}{file}.gz",
+                        known_hash=f"md5:{MD5[name][file]}",
+                        fname=f"{file}.gz",
+                        path=folder,
+                        downloader=pooch.HTTPDownloader(progressbar=bar, chunk_size=2**16, timeout=TIMEOUT),
+                    )
+                return folder / f"{file}.gz"
+            except (OSError, ValueError) as error:  # requests' own errors are OSErrors, another digest is a ValueError
+                logger.info("%s%s.gz: %s", mirror, file, error)
+                failures.append(f"{mirror} ({_reason(error)})")
+    finally:
+        pooch.get_logger().setLevel(level)
+    raise DataError(
+        f"{file}.gz of {name} could not be downloaded into {folder} from {', '.join(failures) or 'anywhere'}; {advice}"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Say in a few words why a download failed, for which requests takes a paragraph."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f"{response.status_code} {response.reason}"
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return "a file with another MD5"
+
+
+@final
+class _DownloadBar:
+    """The progress bar pooch asks for; shows nothing unless standard error is a terminal."""
+
+    def __init__(self, label: str) -> None:
+        console = Console(stderr=True)
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TextColumn("left"), TimeRemainingColumn()
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task(label, total=None)
+        self.total = 0
+
+    def update(self, size: int) -> None:
+        """Count bytes."""
+        self._bar.update(self._task, total=self.total or None, advance=size)
+
+    def reset(self) -> None:
+        """Count from 0 again."""
+        self._bar.reset(self._task)
+
+    def close(self) -> None:
+        """Stop drawing."""
+        self._bar.stop()
+
+    def __enter__(self) -> _DownloadBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
 
 def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:

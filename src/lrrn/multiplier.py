@@ -42,11 +42,11 @@ FEWEST, MOST = 30, 240
 """Evaluations below which optimising is not worth beginning, and after which it has converged."""
 
 
-def gain(h: Tensor, root: Tensor, lam: Tensor, c: Tensor, d: Tensor | None, sharpness: float) -> tuple[float, Tensor | None]:
-    """Return the square of the constant that multipliers give for |C v + D u|, unproven, and its gradient in them.
+def gain(h: Tensor, root: Tensor, lam: Tensor, c: Tensor, sharpness: float) -> tuple[float, Tensor | None]:
+    """Return the square of the constant that multipliers give for |C v|, unproven, and its gradient in them.
 
-    It is the largest eigenvalue of D^T D + N^T S^-1 N with N = Lam R + C^T D, smoothed if ``sharpness`` is finite, and without
-    a gradient if it is not; infinite if S is not positive definite.
+    It is the largest eigenvalue of R^T Lam S^-1 Lam R, smoothed if ``sharpness`` is finite, and without a gradient if it is
+    not; infinite if S is not positive definite.
 
     Parameters
     ----------
@@ -55,8 +55,6 @@ def gain(h: Tensor, root: Tensor, lam: Tensor, c: Tensor, d: Tensor | None, shar
         R: H v is held against R u.
     lam : Tensor of shape (m,)
     c : Tensor of shape (k, m)
-    d : Tensor of shape (k, r), optional
-        Zero if not given.
     sharpness : float
     """
     s = lam[:, None] * h + h * lam - c.mT @ c
@@ -64,10 +62,8 @@ def gain(h: Tensor, root: Tensor, lam: Tensor, c: Tensor, d: Tensor | None, shar
     if int(info) != 0:
         return math.inf, None
     right = lam[:, None] * root
-    if d is not None:
-        right = right + c.mT @ d
     y = torch.cholesky_solve(right, factor)
-    product = right.mT @ y if d is None else torch.addmm(d.mT @ d, right.mT, y)
+    product = right.mT @ y
     if not bool(product.isfinite().all()):
         return math.inf, None
     values, vectors = torch.linalg.eigh(product)
@@ -243,7 +239,7 @@ class MultiplierProblem:
     def _value(self, lam: Tensor, c: Tensor, sharpness: float) -> tuple[float, Tensor | None]:
         whole = c.new_zeros((len(c), self._h.dim))
         whole[:, -self._last :] = c
-        return gain(self._dense, self._padded_root, lam, whole, None, sharpness)
+        return gain(self._dense, self._padded_root, lam, whole, sharpness)
 
     def improve(self, lam: Tensor, c: Tensor, evaluations: int) -> Tensor:
         """Lower the constant for a read-out ``c`` of the last block from ``lam`` on; never to something worse."""
@@ -323,7 +319,7 @@ class MultiplierProblem:
         out = ceilings.clone()
         evaluations = min(self.affordable(seconds / max(len(rows), 1)), MOST)
         with self.threads():
-            scales, estimates = self._scales(lam, rows)
+            scales, estimates = self.scales(lam, rows)
             for i, row in enumerate(rows):
                 c, trial, estimate = row[None], lam * scales[i], float(estimates[i])
                 if evaluations >= FEWEST:
@@ -336,7 +332,7 @@ class MultiplierProblem:
         """Hold BLAS to one thread unless the matrices are large: small ones run tens of times slower with more."""
         return one_thread() if self._h.dim <= MANY_UNITS else nullcontext()
 
-    def _scales(self, lam: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def scales(self, lam: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the multiple of ``lam`` that is best for each read-out of one row, and the constant it gives, unproven.
 
         With K = Lam H + H Lam and tau = c K^-1 c^T, t Lam is feasible for t > tau, and by the formula for updates of rank one

@@ -49,8 +49,9 @@ class LRRN(nn.Module):
         The set the output lives in.
     bias, reconstruction_bias : bool, default=True
         Whether the biases b_k and c_k exist.
-    init : {"glorot", "orthogonal"}, default="glorot"
-        Initial weights; biases start at zero.
+    init : {"glorot", "orthogonal", "uniform"}, default="glorot"
+        Initial weights; biases start at zero. "uniform" is what torch.nn.Linear does, within 1 / sqrt(d_k); on MNIST it learns
+        faster than "glorot" at the paper's settings.
     generator : torch.Generator, optional
         Source of randomness for the initial weights; torch's global one if not given.
     device, dtype : optional
@@ -425,4 +426,7 @@ def _initial_weight(shape: tuple[int, int], init: str, generator: torch.Generato
         return nn.init.xavier_uniform_(weight, generator=generator)
     if init == "orthogonal":
         return nn.init.orthogonal_(weight, generator=generator)
-    raise ValueError(f"unknown init {init!r}; use 'glorot' or 'orthogonal'")
+    if init == "uniform":
+        reach = 1 / math.sqrt(shape[1])
+        return nn.init.uniform_(weight, -reach, reach, generator=generator)
+    raise ValueError(f"unknown init {init!r}; use 'glorot', 'orthogonal' or 'uniform'")

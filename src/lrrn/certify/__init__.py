@@ -1,6 +1,6 @@
 """Certificates: radii within which a label stands, intervals an output cannot leave; and attacks on them."""
 
-from lrrn.certify.adapters import as_foolbox
+from lrrn.certify.adapters import as_foolbox, as_image_model
 from lrrn.certify.attacks import Attack, minimal_perturbation, pgd
 from lrrn.certify.energies import certified_auroc, certify_energies, decision_radius, energy_interval
 from lrrn.certify.estimates import LipschitzEstimate, empirical_lipschitz
@@ -12,6 +12,7 @@ __all__ = [
     "Certificate",
     "LipschitzEstimate",
     "as_foolbox",
+    "as_image_model",
     "certified_auroc",
     "certify",
     "certify_energies",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import warnings
 from typing import Any, Protocol, final
 
@@ -22,30 +24,64 @@ class FittedClassifier(Protocol):
 
 @final
 class Scores(nn.Module):
-    """Inputs of any shape, flattened and scaled as the model was trained, to outputs; solved in float64.
+    """Inputs, flattened and scaled as the model was trained, to outputs; solved in float64.
 
     Parameters
     ----------
     model : LRRN or LRRNClassifier
-        A network, or a fitted classifier whose prediction is its network's largest output.
+        A network, or a fitted classifier whose prediction is its network's largest output. The network is copied: attacks
+        leave no gradients in the one given, and what it learns later does not show here.
+    shape : tuple of int, optional
+        Shape of one input; without it any with as many numbers will do.
     """
 
     offset: Tensor
 
-    def __init__(self, model: LRRN | FittedClassifier) -> None:
+    def __init__(self, model: LRRN | FittedClassifier, shape: tuple[int, ...] | None = None) -> None:
         super().__init__()
         if isinstance(model, LRRN):
-            self.net, offset, self.scale = model, torch.zeros(()), 1.0
+            net, offset, self.scale = model, torch.zeros(()), 1.0
         else:
             if model.objective == "class_energy":
                 raise ValueError("objective 'class_energy' predicts by energies, not by the outputs this adapter shows")
-            self.net, offset, self.scale = model.network_, torch.as_tensor(model.offset_in_), model.scale_in_
-        self.register_buffer("offset", offset.to(device=self.net.W[0].device, dtype=torch.float64))
+            net, offset, self.scale = model.network_, torch.as_tensor(model.offset_in_), model.scale_in_
+        if net.sizes[-1] < 2:
+            raise ValueError("an attack changes which output is largest, and this network has one")
+        self.net = copy.deepcopy(net).requires_grad_(False)
+        self.shape = None if shape is None else tuple(shape)
+        self.register_buffer("offset", offset.to(device=net.W[0].device, dtype=torch.float64))
+        self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, of shape (n, d_L), in the dtype of ``x``."""
+        if self.shape is not None and tuple(x.shape[1:]) != self.shape:
+            raise ValueError(f"images must have shape (n, {', '.join(map(str, self.shape))}); got {tuple(x.shape)}")
         flat = x.reshape(len(x), -1).to(torch.float64)
         return self.net((flat - self.offset) / self.scale).to(x.dtype)
+
+
+def as_image_model(model: LRRN | FittedClassifier, shape: tuple[int, int, int]) -> Scores:
+    """Show a network or a fitted classifier as a torch module that classifies images, as torchattacks and others expect.
+
+    Parameters
+    ----------
+    model : LRRN or LRRNClassifier
+        Perturbations are in the units of the classifier's X, whatever scaling it learnt.
+    shape : (channels, height, width)
+        Of one image; (1, height, width) for shades of grey.
+
+    Returns
+    -------
+    Scores
+        A module from images of shape (n, channels, height, width) to outputs of shape (n, n_classes), in eval mode, where the
+        model is. Outputs have the dtype of the images and are solved in float64; gradients come from implicit differentiation.
+    """
+    if len(shape) != 3 or min(shape) < 1:
+        raise ValueError(f"shape must be (channels, height, width), all at least 1; got {shape}")
+    scores = Scores(model, shape)
+    if math.prod(shape) != scores.net.sizes[0]:
+        raise ValueError(f"shape {shape} has {math.prod(shape)} numbers, and the network has {scores.net.sizes[0]} inputs")
+    return scores
 
 
 def as_foolbox(model: LRRN | FittedClassifier, bounds: tuple[float, float]) -> Any:
@@ -70,6 +106,6 @@ def as_foolbox(model: LRRN | FittedClassifier, bounds: tuple[float, float]) -> A
             import foolbox
     except ImportError as error:
         raise ImportError("as_foolbox needs foolbox, which is not installed; use pip install 'lrrn[attacks]'") from error
-    scores = Scores(model).eval()
+    scores = Scores(model)
     # without a device foolbox would move the network to the one it likes best
     return foolbox.PyTorchModel(scores, bounds=bounds, device=scores.net.W[0].device)

@@ -1,9 +1,14 @@
-"""Local radii: inside a small ball most units stay where they are, and what cannot move need not be feared.
+"""Local radii: how far the nearest perturbation that could change a label must be, seen from the sample itself.
 
-Every unit's activation and slack (H z - q) is Lipschitz with a proven constant of its own. So within a ball around x a unit far
-from its kink keeps its state: one that sits on a bound with room to spare stays there and leaves the problem, one inside its
-interval keeps satisfying an equation and can be eliminated exactly. The multiplier bound on what is left is a constant for the
-ball. docs/theory.md has the argument; everything an optimiser suggests is proven afterwards.
+Let z be the activations computed at x and z' the exact ones at x + u. With v = z' - z and w = H v - B u, the optimality
+conditions at x + u read, for every unit, in terms of what is known at x (its distance a from the lower bound and its slack g):
+
+    v + a >= 0,    w + g >= 0,    (v + a) (w + g) = 0,
+
+and likewise at an upper bound. A label changes if the lead + c v reaches zero. The least |u|^2 for which that can happen is a
+quadratic programme with complementarity conditions. Its Lagrangian dual is concave: a lower bound for any multipliers, and the
+best ones are found by Newton's method with a barrier. What that finds is believed only after a verified factorisation has
+proven it. docs/theory.md has the argument.
 """
 
 from __future__ import annotations
@@ -19,90 +24,50 @@ from torch import Tensor
 from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
 from lrrn.energy import LiftedEnergy
-from lrrn.multiplier import MultiplierProblem, gain, minimised
+from lrrn.multiplier import MultiplierProblem
 from lrrn.network import LRRN
 
-STEPS = 7
-"""Halvings in the search for the largest ball."""
-REACH = 1.8
-"""How far beyond the global radius the search begins."""
-EVALUATIONS = 24
-"""Steps of the optimiser for one pair of classes in one ball."""
-UNIT_EVALUATIONS = 60
-"""Steps of the optimiser for the constant of one unit, once a network."""
+BARRIER = 10.0
+"""Weight the barrier begins with, all terms together, in units of the squared global radius."""
+FADING = 0.15
+"""By what the barrier's weight is multiplied when the iterates are near enough to the central path."""
+NEAR = 60.0
+"""Newton decrement, over the barrier's weight, that counts as near."""
+GAP = 1e-2
+"""Optimising ends when the barrier accounts for less than this share of the squared radius."""
+ITERATIONS = 60
+REACH = 8.0
+"""Radii are sought up to this many times the global one."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Part:
-    """A quadratic programme's sensitivity: H v against R u, read out by C v + D u, each known up to an error in norm.
+class Sample:
+    """A sample as the local problem sees it; units that cannot move are gone, and lower bounds are finite.
 
     Attributes
     ----------
-    h : Tensor of shape (m, m)
-    root : Tensor of shape (m, r)
-    c : Tensor of shape (k, m)
-    d : Tensor of shape (k, r)
-    free : bool Tensor of shape (m,)
-        Units whose multipliers may have either sign.
-    errors : tuple of float
-        Bounds on the spectral norms of the errors of h, root, c and d.
+    low, high : Tensor of shape (m,)
+        Distances of the computed activations from their bounds; the upper ones may be infinite.
+    slack : Tensor of shape (m,)
+        H z - q as computed.
+    low_error, slack_error : float
+        Bounds on the norms of the errors of the first two and of the third.
+    drift : float
+        Bound on how far the eliminated units are from their equations.
     """
 
-    h: Tensor
-    root: Tensor
-    c: Tensor
-    d: Tensor
-    free: Tensor
-    errors: tuple[float, float, float, float]
-
-    def row(self, c: Tensor, d: Tensor, error_c: float, error_d: float) -> Part:
-        """Return the same programme with another read-out."""
-        return Part(self.h, self.root, c, d, self.free, (self.errors[0], self.errors[1], error_c, error_d))
-
-    def estimate(self, lam: Tensor) -> float:
-        """Return the constant that multipliers give, unproven."""
-        value, _ = gain(self.h, self.root, lam, self.c, self.d, math.inf)
-        return math.sqrt(value) if value < math.inf else math.inf
-
-    def improve(self, lam: Tensor, evaluations: int) -> Tensor:
-        """Lower the constant from ``lam`` on."""
-        return minimised(
-            lambda trial, sharp: gain(self.h, self.root, trial, self.c, self.d, sharp), lam, self.free, evaluations
-        )
-
-    def is_proven(self, lam: Tensor, rho: float) -> bool:
-        """Whether |C v + D u| <= rho |u| is proven by these multipliers.
-
-        It holds if [[S, -N], [-N^T, rho^2 I - D^T D]] is positive definite, S = Lam H + H Lam - C^T C and N = Lam R + C^T D.
-        """
-        if bool((lam[~self.free] < 0).any()):
-            return False
-        s = lam[:, None] * self.h + self.h * lam - self.c.mT @ self.c
-        n = lam[:, None] * self.root + self.c.mT @ self.d
-        corner = rho * rho * torch.eye(self.root.shape[1], dtype=s.dtype) - self.d.mT @ self.d
-        matrix = torch.cat([torch.cat([s, -n], 1), torch.cat([-n.mT, corner], 1)])
-        largest, (eh, er, ec, ed) = float(lam.abs().max()) if len(lam) else 0.0, self.errors
-        nc, nd, nh, nr = (float(t.norm()) for t in (self.c, self.d, self.h, self.root))
-        error = 2 * largest * eh + 2 * nc * ec + ec * ec + 2 * nd * ed + ed * ed
-        error += 2 * (largest * er + nc * ed + nd * ec + ec * ed)
-        size = 2 * largest * (nh + nr) + (nc + nd) ** 2 + rho * rho
-        error += 8 * (len(matrix) + 8) * verified.EPS * size
-        return verified.is_positive_definite(BlockTridiagonal((matrix,), ()), 0.0, error)
-
-    def prove(self, lam: Tensor, ceiling: float) -> float:
-        """Return a proven constant: about what ``lam`` gives, or ``ceiling`` if that cannot be proven."""
-        estimate = self.estimate(lam)
-        for slack in (1e-9, 1e-7, 1e-5, 1e-3):
-            rho = estimate * (1 + slack)
-            if rho < ceiling and self.is_proven(lam, rho):
-                return rho
-        return ceiling
+    low: Tensor
+    high: Tensor
+    slack: Tensor
+    low_error: float
+    slack_error: float
+    drift: float
 
 
 @final
 class LocalProblem:
-    """What all balls share: the programme, the constants of its units, and multipliers to begin from.
+    """What all samples share: the programme without the units that are free or fixed, and multipliers to begin from.
 
     Parameters
     ----------
@@ -113,153 +78,317 @@ class LocalProblem:
     def __init__(self, net: LRRN) -> None:
         energy = net.energy_snapshot(torch.float64).to(torch.float64, "cpu")
         problem = MultiplierProblem(energy)
+        self.threads = problem.threads
         hessian = energy.free_hessian
-        self.dim = hessian.dim
         self.mu = energy.free_mu
-        h = hessian.dense()
+        n = hessian.dim
         self.h_error = energy.inner_rounding * float(hessian.diagonal.sum())
         self.h_norm = verified.largest_eigenvalue(hessian, self.h_error)
-        root = problem.proven_root()
-        padded = h.new_zeros((self.dim, root.shape[1]))
-        padded[: len(root)] = root
-        free = problem.free_units
-        none = h.new_zeros((1, root.shape[1]))
-        self.whole = Part(h, padded, h.new_zeros((1, self.dim)), none, free, (self.h_error, 0.0, 0.0, 0.0))
-        self.lo, self.hi = (bound[0, : self.dim] for bound in energy.box)
-        self.rows = h.new_zeros((len(problem.read_out), self.dim))
-        self.rows[:, -problem.read_out.shape[1] :] = problem.read_out
-        self.threads = problem.threads
+        lo, hi = (bound[0, :n] for bound in energy.box)
+        # units bounded from above only are looked at in a mirror
+        self.sign = torch.where(lo.isinf() & hi.isfinite(), -1.0, 1.0).to(torch.float64)
+        self.lo, self.hi = torch.where(self.sign < 0, -hi, lo), torch.where(self.sign < 0, -lo, hi)
+        free = self.lo.isinf()
+        self.free = free.nonzero().squeeze(1)
+        self.open = (~free & (self.lo < self.hi)).nonzero().squeeze(1)
+        h = hessian.dense() * self.sign * self.sign[:, None]
+        first = problem.proven_root()
+        root = h.new_zeros((n, first.shape[1]))
+        root[: len(first)] = first
+        root *= self.sign[:, None]
+        rows = h.new_zeros((len(problem.read_out), n))
+        rows[:, -problem.read_out.shape[1] :] = problem.read_out
+        self.read_out = rows = rows * self.sign
         with problem.threads():
-            self.lam = problem.network(math.inf, 1.0).lam
-            self.activation, self.slack = self._unit_constants()
-        self._pairs: dict[tuple[int, int], Tensor] = {}
+            lam = problem.network(math.inf, 1.0).lam
+            self.scales = _PairScales(problem, lam)
+            self._eliminate(h, root, rows)
+        self.lam = lam[self.open]
+        # what the multipliers of a unit are for; see Dual
+        several = torch.arange(len(self.open))
+        two_sided = self.hi[self.open].isfinite()
+        one, two = several[~two_sided], several[two_sided]
+        self.groups = (several, two, several, one, two)
 
-    def _unit_constants(self) -> tuple[Tensor, Tensor]:
-        """Return proven constants of every unit's activation and slack."""
-        h, root, mu = self.whole.h, self.whole.root, self.mu
-        reach = float(torch.linalg.matrix_norm(root, ord=2)) * (1 + 1e-9)
-        activation, slack = h.new_empty(self.dim), h.new_empty(self.dim)
-        for i in range(self.dim):
-            unit = h.new_zeros((1, self.dim))
-            unit[0, i] = 1.0
-            part = self.whole.row(unit, root.new_zeros((1, root.shape[1])), 0.0, 0.0)
-            ceiling = reach / mu if mu > 0 else math.inf
-            activation[i] = part.prove(self._begun(part, UNIT_EVALUATIONS), ceiling)
-            part = self.whole.row(h[i : i + 1], -root[i : i + 1], self.h_error, 0.0)
-            # |(H v - B u)_i| <= |H_i| |v| + |B_i| |u|
-            ceiling = (float(h[i].norm()) + self.h_error) * ceiling + float(root[i].norm())
-            slack[i] = part.prove(self._begun(part, UNIT_EVALUATIONS), ceiling * (1 + 1e-9))
-        return activation, slack
+    def _eliminate(self, h: Tensor, root: Tensor, rows: Tensor) -> None:
+        """Eliminate the free units, which satisfy equations; set h, root, c, d and bounds on their errors."""
+        u, f = self.open, self.free
+        coupling, eps = h[u][:, f], 8 * (len(h) + 8) * verified.EPS
+        right = torch.cat([coupling.mT, root[f]], 1)
+        solved, error = right, 0.0
+        if len(f):
+            inner = h[f][:, f]
+            factor, info = torch.linalg.cholesky_ex(inner)
+            solved = torch.cholesky_solve(right, factor) if int(info) == 0 else torch.full_like(right, math.nan)
+            # a posteriori: |X - X*| <= |H_ff X - rhs| / mu, and H_ff has no eigenvalue below that of H
+            size = float(solved.norm())
+            left = float((inner @ solved - right).norm()) + eps * (float(inner.norm()) * size + float(right.norm()))
+            error = (left + self.h_error * (1 + size)) / self.mu if self.mu > 0 else math.inf
+        x_open, x_root = solved[:, : len(u)], solved[:, len(u) :]
+        reduced = h[u][:, u] - coupling @ x_open
+        self.h, self.root = (reduced + reduced.mT) / 2, root[u] - coupling @ x_root
+        self.gram = self.root @ self.root.mT
+        self.c, self.d = rows[:, u] - rows[:, f] @ x_open, rows[:, f] @ x_root
+        size, length, by_open, by_root = (float(t.norm()) for t in (coupling, rows, x_open, x_root))
+        self.errors = (
+            self.h_error * (2 + by_open) + size * error + eps * (float(self.h.norm()) + size * by_open),
+            self.h_error * by_root + size * error + eps * (float(self.root.norm()) + size * by_root),
+            2 * length * (error + eps * (1 + by_open)),
+            2 * length * (error + eps * by_root),
+        )
 
-    def _begun(self, part: Part, evaluations: int) -> Tensor:
-        """Return good multipliers for a read-out of one row, from the best multiple of those of the whole output."""
-        scales = [10.0**e for e in torch.linspace(-3, 3, 13).tolist()]
-        best = min(scales, key=lambda scale: part.estimate(self.lam * scale))
-        return part.improve(self.lam * best, evaluations)
+    def sample(self, z: Tensor, g: Tensor, g_error: float) -> Sample:
+        """Look at computed activations and H z - q, the latter known up to an error in norm."""
+        z, g = z * self.sign, g * self.sign
+        u = self.open
+        low, high = z[u] - self.lo[u], self.hi[u] - z[u]
+        # free units should have no slack: what they have moves them, and the others' slack with them
+        drift = (float(g[self.free].norm()) + g_error) / self.mu * (1 + 1e-9) if len(self.free) else 0.0
+        finite = high[high.isfinite()]
+        low_error = verified.EPS * (float(low.norm()) + float(finite.norm())) * 2
+        return Sample(low, high, g[u], low_error, g_error + self.h_norm * drift, drift)
 
-    def pair(self, i: int, j: int) -> Part:
-        """Return the whole programme with the difference of outputs i and j read out."""
-        c = (self.rows[i] - self.rows[j])[None]
-        return self.whole.row(c, torch.zeros_like(self.whole.d), 4 * verified.EPS * float(c.norm()), 0.0)
 
-    def pair_multipliers(self, i: int, j: int) -> Tensor:
-        """Return good multipliers for a pair, without any ball."""
-        key = (max(i, j), min(i, j))
-        if key not in self._pairs:
-            self._pairs[key] = self._begun(self.pair(*key), 2 * UNIT_EVALUATIONS)
-        return self._pairs[key]
+@final
+class _PairScales:
+    """Multiples of the network's multipliers that suit pairs of outputs, and the constants they give, unproven."""
 
-    # --- one ball -----------------------------------------------------------------------------------------------------
+    def __init__(self, problem: MultiplierProblem, lam: Tensor) -> None:
+        self._problem, self._lam = problem, lam
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def states(self, z: Tensor, g: Tensor, error: float, g_error: float, radius: float) -> tuple[Tensor, Tensor]:
-        """Return which units stay inside their intervals, and which stay on a bound, for all inputs within ``radius``.
-
-        Parameters
-        ----------
-        z, g : Tensor of shape (dim,)
-            Activations and H z - q, as computed at the centre.
-        error : float
-            Proven distance of ``z`` from the exact activations.
-        g_error : float
-            Bound on the rounding made in computing ``g``.
-        radius : float
-
-        Returns
-        -------
-        inside, fixed : bool Tensor of shape (dim,)
-        """
-        room = (self.activation * radius + error) * (1 + 1e-12)
-        inside = (z - self.lo > room) & (self.hi - z > room)
-        # the exact slack is within |H| |z - z*| plus rounding of the one computed
-        need = (self.slack * radius + self.h_norm * error + g_error) * (1 + 1e-12)
-        fixed = ((z <= self.lo) & (g > need)) | ((z >= self.hi) & (-g > need)) | (self.lo == self.hi)
-        return inside & ~fixed, fixed
-
-    def reduced(self, inside: Tensor, fixed: Tensor) -> Reduction:
-        """Take fixed units out and eliminate those that stay inside."""
-        h, root = self.whole.h, self.whole.root
-        open_ = ~(inside | fixed)
-        u, a = open_.nonzero().squeeze(1), inside.nonzero().squeeze(1)
-        huu, hua, haa = h[u][:, u], h[u][:, a], h[a][:, a]
-        right = torch.cat([hua.mT, root[a]], 1)
-        if len(a) == 0:
-            return Reduction(u, a, huu, root[u], hua.mT, root[a], 0.0, self)
-        factor, info = torch.linalg.cholesky_ex(haa)
-        solved = torch.cholesky_solve(right, factor) if int(info) == 0 else torch.full_like(right, math.nan)
-        # a posteriori: |X - X*| <= |H_aa X - rhs| / mu, and H_aa has no eigenvalue below that of H
-        rounding = 8 * (self.dim + 8) * verified.EPS * (float(haa.norm()) * float(solved.norm()) + float(right.norm()))
-        left = float((haa @ solved - right).norm()) + rounding + self.h_error * (1 + float(solved.norm()))
-        error = left / self.mu if self.mu > 0 else math.inf
-        x_u, x_r = solved[:, : len(u)], solved[:, len(u) :]
-        return Reduction(u, a, huu - hua @ x_u, root[u] - hua @ x_r, x_u, x_r, error, self)
+    def of(self, label: int) -> tuple[Tensor, Tensor]:
+        """Return scales and constants of ``label`` against every output."""
+        if label not in self._known:
+            rows = self._problem.read_out
+            others = torch.arange(len(rows)) != label
+            scales = torch.ones(len(rows), dtype=torch.float64)
+            constants = torch.zeros(len(rows), dtype=torch.float64)
+            scales[others], constants[others] = self._problem.scales(self._lam, rows[label] - rows[others])
+            self._known[label] = scales, constants
+        return self._known[label]
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Reduction:
-    """The programme over the units that may change their state in a ball.
+class Point:
+    """The dual at some multipliers.
 
     Attributes
     ----------
-    open, inside : int64 Tensor
-        Units that may change, and those that were eliminated.
-    h, root : Tensor
-        H and R over the open units.
-    x_open, x_root : Tensor
-        H_aa^-1 H_au and H_aa^-1 R_a.
-    error : float
-        Bound on the error of the last two, stacked.
-    problem : LocalProblem
+    value : float
+        The dual: no perturbation with a smaller squared norm closes the lead.
+    barrier : float
+        Logarithm of the determinant of the Lagrangian's quadratic form.
     """
 
-    open: Tensor
-    inside: Tensor
-    h: Tensor
-    root: Tensor
-    x_open: Tensor
-    x_root: Tensor
-    error: float
-    problem: LocalProblem
+    value: float
+    barrier: float
+    factor: Tensor
+    half: Tensor
+    v: Tensor
+    u: Tensor
 
-    def part(self, i: int, j: int) -> Part:
-        """Return the programme with the difference of outputs i and j read out."""
-        row = (self.problem.rows[i] - self.problem.rows[j])[None]
-        c_u, c_a = row[:, self.open], row[:, self.inside]
-        coupling = self.problem.whole.h[self.open][:, self.inside]
-        size, eps, length = float(coupling.norm()), 8 * (self.problem.dim + 8) * verified.EPS, float(row.norm())
-        h_error = self.problem.h_error * (2 + float(self.x_open.norm())) + size * self.error
-        h_error += eps * (float(self.h.norm()) + size * float(self.x_open.norm()))
-        root_error = self.problem.h_error * float(self.x_root.norm()) + size * self.error
-        root_error += eps * (float(self.root.norm()) + size * float(self.x_root.norm()))
-        c_error = length * self.error + eps * length * (1 + float(self.x_open.norm()))
-        d_error = length * self.error + eps * length * float(self.x_root.norm())
-        free = self.problem.whole.free[self.open]
-        h = (self.h + self.h.mT) / 2
-        return Part(h, self.root, c_u - c_a @ self.x_open, c_a @ self.x_root, free, (h_error, root_error, c_error, d_error))
+
+@final
+class Dual:
+    """The dual of "least squared norm that closes one lead of one sample".
+
+    The Lagrangian is |u|^2 plus multipliers times: the lead left (the first multiplier); (v + low)(w + slack), which is never
+    positive; (v - high)(w + slack), likewise; -(v + low); -(w + slack) where there is no upper bound; -(high - v). All
+    multipliers are at least zero. Its minimum over v and u is the dual.
+
+    Parameters
+    ----------
+    problem : LocalProblem
+    sample : Sample
+    c, d : Tensor
+        The lead changes by c v + d u.
+    lead : float
+    """
+
+    def __init__(self, problem: LocalProblem, sample: Sample, c: Tensor, d: Tensor, lead: float) -> None:
+        self.problem, self.sample, self.c, self.d, self.lead = problem, sample, c, d, lead
+        groups = problem.groups
+        self.sizes = [1, *(len(group) for group in groups)]
+        self.unit = torch.cat(groups)
+        self.n_products = len(groups[0]) + len(groups[1])
+        self.shift = torch.cat([sample.low, -sample.high[groups[1]]])
+
+    def _parts(self, theta: Tensor) -> tuple[float, Tensor, Tensor, Tensor]:
+        """Return the first multiplier, those of v w, and the coefficients of v and of w in the Lagrangian."""
+        _, two, _, one, _ = self.problem.groups
+        sigma, low, high, floor, sign, ceiling = theta.split(self.sizes)
+        lam = low.index_add(0, two, high)
+        of_v = (lam * self.sample.slack - floor).index_add_(0, two, ceiling)
+        of_w = (
+            (low * self.sample.low)
+            .index_add_(0, two, high * self.sample.high[two], alpha=-1)
+            .index_add_(0, one, sign, alpha=-1)
+        )
+        return float(sigma), lam, of_v, of_w
+
+    def _constant(self, theta: Tensor, sigma: float, of_w: Tensor) -> float:
+        _, two, _, _, _ = self.problem.groups
+        _, _, _, floor, _, ceiling = theta.split(self.sizes)
+        constant = sigma * self.lead - floor @ self.sample.low - ceiling @ self.sample.high[two] + of_w @ self.sample.slack
+        return float(constant)
+
+    def at(self, theta: Tensor) -> Point | None:
+        """Evaluate; None where the Lagrangian has no minimum."""
+        problem = self.problem
+        sigma, lam, of_v, of_w = self._parts(theta)
+        scaled = lam[:, None] * problem.h
+        s = (scaled + scaled.mT) / 2 - lam[:, None] * problem.gram * (lam / 4)
+        factor, info = torch.linalg.cholesky_ex(s)
+        if int(info) != 0:
+            return None
+        half = lam[:, None] * problem.root / 2
+        by_v = sigma * self.c + of_v + problem.h @ of_w
+        by_u = sigma * self.d - problem.root.mT @ of_w
+        v = torch.cholesky_solve((by_v + half @ by_u)[:, None], factor)[:, 0] / -2
+        u = half.mT @ v - by_u / 2
+        value = self._constant(theta, sigma, of_w) + float(by_v @ v + by_u @ u) / 2
+        return Point(value, 2 * float(factor.diagonal().log().sum()), factor, half, v, u)
+
+    def derivatives(self, point: Point, lam: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return gradient and minus the Hessian of the dual, and of the barrier in the multipliers of products."""
+        problem, sample, unit, n = self.problem, self.sample, self.unit, self.n_products
+        _, two, several, one, _ = problem.groups
+        v, u = point.v, point.u
+        w = problem.h @ v - problem.root @ u
+        away, slack = v + sample.low, w + sample.slack
+        closed = self.lead + self.c @ v + self.d @ u
+        factors = v[unit[:n]] + self.shift, slack[unit[:n]]
+        gradient = torch.cat(
+            [closed[None], factors[0] * factors[1], -away, -slack[one], -(sample.high[two] - v[two])],
+        )
+        # the Lagrangian's gradient in (v, u) moves with each multiplier by E e + K k, E = [I; 0] and K = [H; -R^T]
+        e = torch.cat([factors[1], v.new_full((len(several),), -1.0), v.new_zeros(len(one)), v.new_ones(len(two))])
+        k = torch.cat([factors[0], v.new_zeros(len(several)), v.new_full((len(one),), -1.0), v.new_zeros(len(two))])
+        ee = torch.cholesky_inverse(point.factor)
+        t = problem.h - lam[:, None] * problem.gram / 2
+        ek = ee @ t
+        kk = torch.addmm(problem.gram, t.mT, ek)
+        first = ee @ (self.c + point.half @ self.d)
+        first_u = self.d + point.half.mT @ first
+        mixed = e * first[unit] + k * (problem.h @ first - problem.root @ first_u)[unit]
+        size = len(unit) + 1
+        hessian = v.new_empty((size, size))
+        hessian[0, 0] = self.c @ first + self.d @ first_u
+        hessian[0, 1:] = hessian[1:, 0] = mixed
+        wide = [block[unit][:, unit] for block in (ee, ek, kk)]
+        cross = e[:, None] * wide[1] * k
+        hessian[1:, 1:] = e[:, None] * wide[0] * e + cross + cross.mT + k[:, None] * wide[2] * k
+        outer = [block[:n, :n] for block in wide]
+        return gradient, hessian / 2, ek.diagonal()[unit[:n]], (outer[1] * outer[1].mT + outer[0] * outer[2]) / 2
+
+    def start(self, lam: Tensor, constant: float) -> tuple[Tensor, float]:
+        """Return multipliers to begin from and the barrier's weight, given multipliers of the pair and their constant."""
+        sample, (_, two, several, one, _) = self.sample, self.problem.groups
+        radius = self.lead / constant
+        weight = BARRIER * radius**2 / (1 + len(self.unit) + len(several))
+        lam = lam / constant**2
+        # displacements to be expected, so that products with the barrier's multipliers come out at its weight
+        reach = radius * float(torch.linalg.vector_norm(self.problem.root, dim=1).mean())
+        step = reach / float(self.problem.h.diagonal().mean()) if len(several) else 1.0
+        low, high = lam.clone(), lam[two] * 0.5
+        low[two] *= 0.5
+        floor = (lam * sample.slack).clamp(min=0) + weight / (sample.low + step)
+        sign = (lam * sample.low)[one] + weight / (sample.slack[one].clamp(min=0) + reach)
+        ceiling = (-lam * sample.slack)[two].clamp(min=0) + weight / (sample.high[two] + step)
+        return torch.cat([lam.new_tensor([self.lead / constant**2]), low, high, floor, sign, ceiling]), weight
+
+    def maximised(self, theta: Tensor, weight: float, goal: float) -> Tensor:
+        """Raise the dual by Newton's method with a fading barrier, until it reaches ``goal`` or does not rise any more."""
+        point = self.at(theta)
+        if point is None:
+            return theta
+        best, found = point.value, theta
+        n, terms = self.n_products, len(theta) + len(self.problem.groups[0])
+        for _ in range(ITERATIONS):
+            gradient, matrix, pull, stiffness = self.derivatives(point, self._parts(theta)[1])
+            gradient += weight / theta
+            gradient[1 : n + 1] += weight * pull
+            matrix.diagonal().add_(weight / theta.square())
+            matrix[1 : n + 1, 1 : n + 1] += weight * stiffness
+            factor, info = torch.linalg.cholesky_ex(matrix)
+            if int(info) != 0:
+                break
+            step = torch.cholesky_solve(gradient[:, None], factor)[:, 0]
+            decrement = float(gradient @ step)
+            limit = float((-step / theta).max())
+            length = min(1.0, 0.95 / limit) if limit > 0 else 1.0
+            height = point.value + weight * (point.barrier + float(theta.log().sum()))
+            moved, there = theta, None
+            while length > 1e-6:
+                moved = theta + length * step
+                there = self.at(moved)
+                if there is not None:
+                    rise = there.value + weight * (there.barrier + float(moved.log().sum())) - height
+                    if rise >= 1e-4 * length * decrement:
+                        break
+                    there = None
+                length /= 2
+            if there is None:
+                break
+            theta, point = moved, there
+            if point.value > best:
+                best, found = point.value, theta
+            if best >= goal:
+                break
+            if decrement < NEAR * weight:
+                if weight * terms < GAP * best:
+                    break
+                weight *= FADING
+        return found
+
+    def is_proven(self, theta: Tensor, square: float) -> bool:
+        """Whether no perturbation with squared norm below ``square`` closes the lead, proven; errors and rounding included.
+
+        The Lagrangian minus ``square`` is a quadratic form in (v, u, 1): it is proven positive definite.
+        """
+        if not bool((theta >= 0).all()):
+            return False
+        problem = self.problem
+        sigma, lam, of_v, of_w = self._parts(theta)
+        m, r = problem.root.shape
+        scaled = lam[:, None] * problem.h
+        matrix = torch.zeros((m + r + 1, m + r + 1), dtype=torch.float64)
+        matrix[:m, :m] = (scaled + scaled.mT) / 2
+        matrix[m : m + r, :m] = -(lam[:, None] * problem.root).mT / 2
+        matrix[m : m + r, m : m + r] = torch.eye(r, dtype=torch.float64)
+        matrix[-1, :m] = (sigma * self.c + of_v + problem.h @ of_w) / 2
+        matrix[-1, m:-1] = (sigma * self.d - problem.root.mT @ of_w) / 2
+        matrix[-1, -1] = self._constant(theta, sigma, of_w) - square
+        matrix[:, -1] = matrix[-1]
+        matrix[:m, m : m + r] = matrix[m : m + r, :m].mT
+        return verified.is_positive_definite(BlockTridiagonal((matrix,), ()), 0.0, self._error(theta, sigma, lam))
+
+    def _error(self, theta: Tensor, sigma: float, lam: Tensor) -> float:
+        """Bound what errors of the data and rounding change in the form, in norm."""
+        problem, sample = self.problem, self.sample
+        eh, er, ec, ed = problem.errors
+        _, two, _, one, _ = problem.groups
+        _, low, high, floor, sign, ceiling = theta.split(self.sizes)
+        largest = float(lam.max()) if len(lam) else 0.0
+        # norms of the coefficients of w and of v, without what cancels in them, and of the changes that errors of a and g make
+        of_w = (low * sample.low.abs()).index_add_(0, two, high * sample.high[two].abs()).index_add_(0, one, sign)
+        of_v = (lam * sample.slack.abs() + floor).index_add_(0, two, ceiling)
+        pull, push, linear = float(of_w.norm()), float(of_v.norm()), float(floor.norm() + ceiling.norm())
+        nh, nr, tension = float(problem.h.norm()), float(problem.root.norm()), float(sample.slack.norm())
+        shifted = largest * sample.low_error
+        error = largest * (eh + er)  # v w and v u
+        error += sigma * (ec + ed) + (eh + er) * pull + (nh + nr) * shifted + largest * sample.slack_error  # v 1 and u 1
+        error += pull * sample.slack_error + linear * sample.low_error + shifted * (tension + sample.slack_error)  # 1 1
+        extent = float(sample.low.norm()) + float(sample.high[two].norm())
+        size = largest * (nh + nr) + sigma * (float(self.c.norm()) + float(self.d.norm())) + push + (nh + nr) * pull
+        size += sigma * abs(self.lead) + linear * extent + pull * tension
+        return error + 8 * (len(problem.h) + 8) * verified.EPS * size
 
 
 def local_radius(
-    problem: LocalProblem, z: Tensor, g: Tensor, error: float, g_error: float, label: int, leads: Tensor, rates: Tensor
+    problem: LocalProblem, z: Tensor, g: Tensor, g_error: float, label: int, leads: Tensor, rates: Tensor
 ) -> float:
     """Return a proven radius for one sample, at least what the global constants give.
 
@@ -268,8 +397,8 @@ def local_radius(
     problem : LocalProblem
     z, g : Tensor of shape (dim,)
         Activations and slack as computed.
-    error, g_error : float
-        Proven distance of ``z`` from the exact activations, and of ``g`` from the slack at ``z``.
+    g_error : float
+        Bound on the norm of the rounding made in computing ``g``.
     label : int
         The predicted output.
     leads : Tensor of shape (d_L,)
@@ -282,46 +411,49 @@ def local_radius(
     float
     """
     others = [j for j in range(len(leads)) if j != label]
-    base = min(float(leads[j] / rates[j].sum()) for j in others)
-    if not (0 < base < math.inf and error < math.inf and problem.mu > 0):
+    known = {j: float(leads[j] / rates[j].sum()) for j in others}
+    base = min(known.values())
+    if not (0 < base < math.inf and problem.mu > 0):
         return max(base, 0.0) if base < math.inf else base
-    best, low, high = base, 1.0, REACH
+    sample, (scales, constants) = problem.sample(z, g, g_error), problem.scales.of(label)
+    nearest = math.inf
+    for j in sorted(others, key=lambda j: known[j]):
+        if known[j] >= nearest:
+            continue
+        # what a later solve's errors add is no more than it is at the largest radius sought
+        most = min(REACH * known[j], nearest)
+        row = problem.read_out[label] - problem.read_out[j]
+        lead = float(leads[j] - rates[j, 1] * most) - float(row.norm()) * sample.drift
+        radius = known[j]
+        if lead > 0 and 0 < float(constants[j]) < math.inf:
+            dual = Dual(problem, sample, problem.c[label] - problem.c[j], problem.d[label] - problem.d[j], lead)
+            start, weight = dual.start(problem.lam * scales[j], float(constants[j]))
+            theta = dual.maximised(start, weight, most**2 * (1 + 1e-3))
+            radius = max(radius, _proven(dual, start, theta, most))
+        nearest = min(nearest, radius)
+    return nearest
 
-    def holds(radius: float, improve: bool, prove: bool) -> bool:
-        """Whether every other output stays behind within ``radius``; estimated or proven."""
-        rivals = [j for j in others if float(leads[j]) < radius * float(rates[j].sum()) * (1 + 1e-9)]
-        if not rivals:
-            return True
-        reduction = problem.reduced(*problem.states(z, g, error, g_error, radius))
-        for j in sorted(rivals, key=lambda j: float(leads[j] / rates[j].sum())):
-            allowed = float(leads[j]) / radius - float(rates[j, 1])
-            part = reduction.part(label, j)
-            lam = problem.pair_multipliers(label, j)[reduction.open]
-            if part.estimate(lam) >= allowed * (1 - 1e-8) and improve:
-                lam = part.improve(lam, EVALUATIONS)
-            if part.estimate(lam) >= allowed * (1 - 1e-8):
-                return False
-            if prove and not part.is_proven(lam, allowed):
-                return False
-        return True
 
-    for step in range(STEPS):
-        middle = (low + high) / 2
-        if holds(base * middle, improve=step >= 2, prove=step >= 2):
-            low = middle
-            best = base * middle if step >= 2 else best
-        else:
-            high = middle
-    if best < base * low and holds(base * low, improve=True, prove=True):
-        best = base * low
-    return best
+def _proven(dual: Dual, start: Tensor, theta: Tensor, most: float) -> float:
+    """Return a proven radius of at most ``most``, or zero.
+
+    The best multipliers make the form singular, and rounding leaves nothing of a proof there. The dual is concave, so a small
+    part of those that it began from costs little and makes room.
+    """
+    for share in (1e-5, 1e-4, 1e-3, 1e-2):
+        mixed = torch.lerp(theta, start, share)
+        point = dual.at(mixed)
+        square = 0.0 if point is None else min(point.value * (1 - share), most**2)
+        if square > 0 and dual.is_proven(mixed, square):
+            return math.sqrt(square) * (1 - 1e-15)
+    return 0.0
 
 
 _known: WeakKeyDictionary[LiftedEnergy, LocalProblem] = WeakKeyDictionary()
 
 
 def local_problem(net: LRRN) -> LocalProblem:
-    """Return the network's local problem; its constants are computed once for given parameters."""
+    """Return the network's local problem, set up once for given parameters."""
     energy = net.energy_snapshot(torch.float64)
     if energy not in _known:
         _known[energy] = LocalProblem(net)

@@ -97,7 +97,7 @@ def certify(
         "paper" is the paper's margin / (sqrt(2) rho). The others use a constant for each pair of classes: "pairwise" from the
         paper's bound on the features, "spectral" from the tighter one, "multiplier" with one multiplier a unit optimised for
         each pair. "auto" is the best of these that its budget allows. "local" starts from "multiplier" and goes on, sample by
-        sample, with the units that can change their state within the ball; it takes a fraction of a second a sample.
+        sample, with what the state of each unit there tells; it takes a fraction of a second a sample at 128 units.
     guarantee : {"deployed", "exact"}, default="deployed"
         Whether to allow for the error of the solve at the perturbed input too.
     seconds : float, optional
@@ -134,14 +134,14 @@ def certify(
     radii = (leads / (rho + extra)).scatter(1, best[:, None], math.inf)
     radius = radii.amin(-1)
     if method == "local" and net.energy_snapshot(torch.float64).n_free > 0:
-        radius = _local_radii(net, x, solution, errors.here, best, leads, torch.stack([rho, extra], -1))
+        radius = _local_radii(net, x, solution, best, leads, torch.stack([rho, extra], -1))
     radius = radius.clamp(min=0.0) * (1 - 1e-12)
     radius = torch.where(solution.converged & radius.isfinite(), radius, 0.0)
     return Certificate(best, top.values[:, 0] - top.values[:, 1], radius, error, method, guarantee)
 
 
-def _local_radii(net: LRRN, x: Tensor, solution: Solution, error: Tensor, best: Tensor, leads: Tensor, rates: Tensor) -> Tensor:
-    """Return radii by the units that can change, one sample after the other."""
+def _local_radii(net: LRRN, x: Tensor, solution: Solution, best: Tensor, leads: Tensor, rates: Tensor) -> Tensor:
+    """Return radii seen from each sample, one after the other."""
     problem, energy = local_problem(net), net.energy_snapshot(torch.float64)
     qp = energy.free(x)
     z = torch.cat(solution.activations[: energy.n_free], dim=-1)
@@ -150,7 +150,7 @@ def _local_radii(net: LRRN, x: Tensor, solution: Solution, error: Tensor, best: 
     z, g, leads, rates = (t.cpu() for t in (z, g, leads, rates))
     with problem.threads():
         radii = [
-            local_radius(problem, z[k], g[k], float(error[k]), float(g_error[k]), int(best[k]), leads[k], rates[k])
+            local_radius(problem, z[k], g[k], float(g_error[k]), int(best[k]), leads[k], rates[k])
             if bool(solution.converged[k])
             else 0.0
             for k in range(len(x))

@@ -37,7 +37,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         Set of the activations of every layer.
     contamination : float, default=0.1
         Share of the training data to call outliers, in (0, 0.5].
-    init : {"glorot", "orthogonal"}, default="glorot"
+    init : {"glorot", "orthogonal", "uniform"}, default="glorot"
         Initial weights.
     optimizer : {"sgd", "adam", "adamw"}, default="adam"
     schedule : {None, "one_cycle", "cosine"}, default="cosine"

@@ -37,7 +37,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         Discount of later layers.
     constraint : {"free", "nonneg", "box"} or (lo, hi), default="nonneg"
         Set of the hidden activations.
-    init : {"glorot", "orthogonal"}, default="glorot"
+    init : {"glorot", "orthogonal", "uniform"}, default="glorot"
         Initial weights.
     optimizer : {"sgd", "adam", "adamw"}, default="adam"
     schedule : {None, "one_cycle", "cosine"}, default="cosine"
