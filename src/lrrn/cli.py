@@ -242,6 +242,50 @@ def attack_command(
 
 
 @app.command()
+def reproduce(
+    item: Annotated[str, typer.Argument(help="table1, table2, table3, learning-curves, pretraining, filters, or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run of minutes on a part of the data.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report, the results and the figures.")] = Path(
+        "out/reproduction"
+    ),
+    work: Annotated[Path, typer.Option(help="Folder for models and checkpoints; what is there is not done again.")] = Path(
+        "out/runs"
+    ),
+    jobs: Annotated[int | None, typer.Option(help="Training runs at a time; one for each core if not given.", min=1)] = None,
+    root: Root = None,
+    download: Annotated[bool, typer.Option(help="Fetch data that is missing.")] = True,
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "cpu",
+    json_file: JsonFile = None,
+) -> None:
+    """Make the paper's tables and figures from data and compare. Interrupt it at any time: the same command continues."""
+    from lrrn.paper import reproduce as run
+    from lrrn.paper.report import summary
+    from lrrn.paper.sections import COLUMNS
+
+    json_file = _writable(json_file)
+    with _explained(None):
+        options: dict[str, Any] = {"root": root, "seed": seed, "device": _device(device), "download": download}
+        done = run(item, work, output, quick=quick, jobs=jobs, **options)
+    for section in done.sections:
+        if section.comparisons:
+            table = Table(title=section.title)
+            for column in COLUMNS:
+                table.add_column(column)
+            for comparison in section.comparisons:
+                table.add_row(*comparison.cells())
+            console.print(table)
+            for remark in section.remarks():
+                console.print(remark, highlight=False)
+    console.print(f"{summary(done.sections)} {done.seconds:.0f} s. The report is {output / 'report.html'}.")
+    _dump(json_file, json.loads((output / "results.json").read_text()))
+    if done.failed:
+        for name, reason in done.failed.items():
+            typer.echo(f"Error: the run {name} failed: {reason}", err=True)
+        raise typer.Exit(1)
+
+
+@app.command()
 def bench(
     seed: Seed = 0,
     device: Device = "cpu",

@@ -121,7 +121,7 @@ def evaluate(
         lipschitz=float(model.lipschitz_),
         median_radius=None if radii is None else float(np.median(radii)),
         certified=certified,
-        auroc={kind: _auroc(energies["samples"], values) for kind, values in energies.items() if kind != "samples"},
+        auroc={kind: auroc(energies["samples"], values) for kind, values in energies.items() if kind != "samples"},
         seconds=seconds,
         model=model,
         radii=radii,
@@ -149,7 +149,8 @@ def _strange_inputs(X: Array, image_shape: tuple[int, int] | None, familiar: Arr
     return strange
 
 
-def _auroc(familiar: Array, strange: Array) -> float:
+def auroc(familiar: Array, strange: Array) -> float:
+    """Return how well energies tell strange inputs from familiar ones: 1 is perfectly, 0.5 not at all."""
     from sklearn.metrics import roc_auc_score
 
     truth = np.repeat([0, 1], [len(familiar), len(strange)])

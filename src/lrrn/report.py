@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#862e9c", "#a37400")
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 44
+SHADES = 60
+"""Shades of an image from white to its strongest colour; few, so that files stay small."""
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #d0d7de; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --faint: #3d444d; } }
@@ -63,10 +65,7 @@ class Page:
         self, caption: str, x: str, y: str, series: Mapping[str, tuple[ArrayLike, ArrayLike]], log_y: bool = False
     ) -> None:
         """Add a chart of lines: a mapping of names to points, as two sequences."""
-        curves = {name: (np.asarray(xs, float), np.asarray(ys, float)) for name, (xs, ys) in series.items()}
-        if log_y:
-            curves = {name: (xs[ys > 0], np.log10(ys[ys > 0])) for name, (xs, ys) in curves.items()}
-        self._parts.append(_figure(caption, _chart(x, y, curves, log_y)))
+        self._parts.append(_figure(caption, _lines(x, y, series, log_y, True)))
 
     def histograms(self, caption: str, x: str, series: Mapping[str, ArrayLike], bins: int = 40) -> None:
         """Add a chart of the distributions of several samples, on common bins that cover 99 % of all values."""
@@ -77,15 +76,18 @@ class Page:
         for name, sample in values.items():
             share = np.histogram(sample, edges)[0] / len(sample)
             curves[name] = (np.repeat(edges, 2)[1:-1], np.repeat(share, 2))
-        self._parts.append(_figure(caption, _chart(x, "share of samples", curves, False)))
+        self._parts.append(_figure(caption, _chart(x, "share of samples", curves, False, True)))
 
     def images(self, caption: str, images: NDArray[Any], columns: int = 16, zoom: int = 4) -> None:
         """Add a sheet of images of shape (n, height, width), each scaled alone: blue is negative, red positive."""
-        sheet = _sheet(images, columns)
-        height, width = sheet.shape[:2]
-        data = base64.b64encode(png(sheet)).decode()
-        tag = f'<img alt="{escape(caption)}" width={width * zoom} height={height * zoom} src="data:image/png;base64,{data}">'
-        self._parts.append(_figure(caption, tag))
+        pixels = sheet(images, columns)
+        self.picture(caption, png(pixels), f"width={pixels.shape[1] * zoom} height={pixels.shape[0] * zoom}")
+
+    def picture(self, caption: str, content: bytes, size: str = "") -> None:
+        """Add a PNG or SVG file, embedded."""
+        kind = "png" if content.startswith(b"\x89PNG") else "svg+xml"
+        data = base64.b64encode(content).decode()
+        self._parts.append(_figure(caption, f'<img alt="{escape(caption)}" {size} src="data:image/{kind};base64,{data}">'))
 
     def html(self) -> str:
         """Return the page."""
@@ -100,12 +102,29 @@ def _figure(caption: str, content: str) -> str:
     return f"<figure>{content}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _chart(x: str, y: str, curves: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], log_y: bool) -> str:
+def line_chart(
+    x: str, y: str, series: Mapping[str, tuple[ArrayLike, ArrayLike]], log_y: bool = False, zero: bool = True
+) -> bytes:
+    """Return a chart of lines as an SVG file of its own; ``zero`` makes the vertical axis begin there."""
+    style = "text{font:13px system-ui,sans-serif;fill:#1b1f24}.axis{stroke:#1b1f24}.grid{stroke:#d0d7de}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" height="{HEIGHT}" '
+    chart = _lines(x, y, series, log_y, zero).replace("<svg ", head, 1).replace(">", f"><style>{style}</style>", 1)
+    return (chart.replace("<style>", '<rect width="100%" height="100%" fill="#fff"/><style>', 1) + "\n").encode()
+
+
+def _lines(x: str, y: str, series: Mapping[str, tuple[ArrayLike, ArrayLike]], log_y: bool, zero: bool) -> str:
+    curves = {name: (np.asarray(xs, float), np.asarray(ys, float)) for name, (xs, ys) in series.items()}
+    if log_y:
+        curves = {name: (xs[ys > 0], np.log10(ys[ys > 0])) for name, (xs, ys) in curves.items()}
+    return _chart(x, y, curves, log_y, zero)
+
+
+def _chart(x: str, y: str, curves: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], log_y: bool, zero: bool) -> str:
     drawn = {name: (xs, ys) for name, (xs, ys) in curves.items() if len(xs)}
     if not drawn:
         return "<p>no points</p>"
     all_x, all_y = (np.concatenate([curve[axis] for curve in drawn.values()]) for axis in (0, 1))
-    (x0, x1), (y0, y1) = _limits(all_x), _limits(all_y if log_y else np.append(all_y, 0.0))
+    (x0, x1), (y0, y1) = _limits(all_x), _limits(np.append(all_y, 0.0) if zero and not log_y else all_y)
 
     def place(px: Any, py: Any) -> tuple[Any, Any]:
         across = LEFT + (px - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT)
@@ -148,27 +167,29 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(index * step, 12) for index in range(first, int(np.floor(high / step + 1e-9)) + 1)]
 
 
-def _sheet(images: NDArray[Any], columns: int) -> NDArray[np.uint8]:
+def sheet(images: NDArray[Any], columns: int) -> NDArray[np.uint8]:
+    """Lay out images of shape (n, height, width) side by side: shades for :func:`png`, each image scaled alone."""
     n, height, width = images.shape
     rows = -(-n // columns)
-    sheet = np.full((rows * (height + 1), min(columns, n) * (width + 1), 3), 255, np.uint8)
+    pixels = np.full((rows * (height + 1), min(columns, n) * (width + 1)), SHADES, np.uint8)
     for index, image in enumerate(images):
-        strength = image / max(float(np.abs(image).max()), 1e-30)
-        fade = (255 * (1 - np.abs(strength))).astype(np.uint8)
-        full = np.full_like(fade, 255)
-        red, blue = np.where(strength >= 0, full, fade), np.where(strength >= 0, fade, full)
+        shades = np.rint(SHADES * (1 + image / max(float(np.abs(image).max()), 1e-30)))
         top, left = index // columns * (height + 1), index % columns * (width + 1)
-        sheet[top : top + height, left : left + width] = np.stack([red, fade, blue], axis=-1)
-    return sheet
+        pixels[top : top + height, left : left + width] = shades
+    return pixels
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Encode an image of shape (height, width, 3)."""
-    height, width = pixels.shape[:2]
+    """Encode shades of shape (height, width): 0 is blue, ``SHADES`` white, twice that red."""
+    height, width = pixels.shape
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
+    fade = np.rint(np.linspace(0, 255, SHADES + 1)).astype(np.uint8)
+    full = np.full_like(fade, 255)
+    blue, red = np.stack([fade, fade, full], -1), np.stack([full, fade, fade], -1)[-2::-1]
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    header, palette = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0), np.concatenate([blue, red]).tobytes()
+    parts = chunk(b"IHDR", header) + chunk(b"PLTE", palette) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts

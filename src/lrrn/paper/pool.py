@@ -1,0 +1,151 @@
+"""Carrying out many runs: several processes, one run each, progress, and a clean stop."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lrrn.paper.runs import Run, execute, finished
+from lrrn.storage import write_bytes
+
+POLL = 0.2
+"""Seconds between looks at the processes."""
+
+
+def carry_out(runs: Sequence[Run], work: Path, jobs: int, root: Path | None, device: str, download: bool) -> dict[Run, str]:
+    """Carry out what has no result yet, ``jobs`` runs at a time, each in a process and on a thread of its own.
+
+    On Ctrl-C every process is told to stop; it leaves a checkpoint, and the next call continues there.
+
+    Returns
+    -------
+    dict of Run to str
+        Runs that failed, and why.
+    """
+    waiting = [run for run in dict.fromkeys(runs) if finished(run, work / run.name) is None]
+    # the longest first, so that none of them is left over at the end
+    waiting.sort(key=lambda run: -_cost(run))
+    under_way: dict[Run, BaseProcess] = {}
+    failed: dict[Run, str] = {}
+    context = multiprocessing.get_context("spawn")
+    with _Display(len(waiting)) as display, _one_thread_each():
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < jobs:
+                    run = waiting.pop(0)
+                    folder = work / run.name
+                    child = context.Process(target=_child, args=(run, folder, root, device, download), name=run.name)
+                    child.start()
+                    under_way[run] = child
+                    display.begin(run, folder)
+                time.sleep(POLL)
+                display.look()
+                for run in [run for run, process in under_way.items() if process.exitcode is not None]:
+                    process = under_way.pop(run)
+                    process.join()
+                    if finished(run, work / run.name) is None:
+                        failed[run] = _reason(work / run.name, process.exitcode)
+                    display.end(run, failed.get(run))
+        except KeyboardInterrupt:
+            for process in under_way.values():
+                if process.pid is not None and process.is_alive():
+                    os.kill(process.pid, signal.SIGINT)
+            for process in under_way.values():
+                process.join()
+            raise
+    return failed
+
+
+def _cost(run: Run) -> float:
+    """Guess how long a run takes, in seconds at full scale; only the order counts."""
+    images = {"kmnist_7011": 0.12}.get(run.data, 1.0)
+    an_epoch = {"energy": 1.0, "margin": 8.0}.get(run.kind, 2.5)
+    return images * an_epoch * run.epochs + 0.5 * run.closely
+
+
+def _child(run: Run, folder: Path, root: Path | None, device: str, download: bool) -> None:
+    try:
+        execute(run, folder, root, device, download)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except Exception as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / "error.txt", f"{error}\n\n{traceback.format_exc()}".encode())
+        raise SystemExit(1) from error
+
+
+def _reason(folder: Path, code: int | None) -> str:
+    path = folder / "error.txt"
+    if code == 1 and path.is_file():
+        return path.read_text().splitlines()[0]
+    return f"its process ended with {code}"
+
+
+@contextmanager
+def _one_thread_each() -> Any:
+    """Let child processes begin with one thread for everything; several runs share the cores better than threads do."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class _Display:
+    """Shows which runs are under way: a bar each on a terminal, a line at each end elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._all = self._bars.add_task("runs", total=total, note=f"of {total}")
+        self._tasks: dict[Run, Any] = {}
+        self._folders: dict[Run, Path] = {}
+        self._began: dict[Run, float] = {}
+        self._done, self._total = 0, total
+
+    def begin(self, run: Run, folder: Path) -> None:
+        self._tasks[run] = self._bars.add_task(run.name, total=run.epochs, note="beginning")
+        self._folders[run], self._began[run] = folder, time.monotonic()
+
+    def look(self) -> None:
+        if self._bars.disable:
+            return
+        for run, folder in self._folders.items():
+            path = folder / "log.jsonl"
+            epochs = path.read_bytes().count(b"\n") if path.is_file() else 0
+            note = f"epoch {epochs} of {run.epochs}" if epochs < run.epochs else "measuring"
+            self._bars.update(self._tasks[run], completed=epochs, note=note)
+
+    def end(self, run: Run, failure: str | None) -> None:
+        self._done += 1
+        del self._folders[run]
+        self._bars.remove_task(self._tasks.pop(run))
+        self._bars.advance(self._all)
+        seconds = time.monotonic() - self._began[run]
+        outcome = f"done in {seconds:.0f} s" if failure is None else f"failed: {failure}"
+        self._console.print(f"{self._done}/{self._total} {run.name}: {outcome}", highlight=False)
+
+    def __enter__(self) -> _Display:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
