@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from lrrn import LRRNClassifier
 from lrrn.evaluation import as_page, as_table, evaluate
-from lrrn.report import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Page, png
+from lrrn.report import BOTTOM, HEIGHT, LEFT, RIGHT, SHADES, TOP, WIDTH, Page, line_chart, png
 
 
 class Checker(HTMLParser):
@@ -86,27 +86,50 @@ def test_text_cannot_become_markup():
     assert "<script>" not in checked(page.html()) and "<b>" not in page.html() and "<img" not in page.html()
 
 
-def test_png_decodes_to_the_pixels_it_was_made_of():
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
-    data, chunks, at = png(pixels), {}, 8
+def decoded(data):
+    """The chunks of a PNG file, their checksums checked."""
+    chunks, at = {}, 8
     while at < len(data):
         (length,) = struct.unpack(">I", data[at : at + 4])
         kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
         assert struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0] == zlib.crc32(kind + content)
         chunks[kind], at = content, at + 12 + length
-    assert struct.unpack(">II", chunks[b"IHDR"][:8]) == (7, 5)
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(5, 22)
-    assert (rows[:, 0] == 0).all() and (rows[:, 1:].reshape(5, 7, 3) == pixels).all()
+    return chunks
+
+
+def test_png_decodes_to_the_shades_it_was_made_of():
+    shades = np.random.default_rng(0).integers(0, 2 * SHADES + 1, (5, 7)).astype(np.uint8)
+    chunks = decoded(png(shades))
+    assert struct.unpack(">IIBBBBB", chunks[b"IHDR"]) == (7, 5, 8, 3, 0, 0, 0)
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(5, 8)
+    assert (rows[:, 0] == 0).all() and (rows[:, 1:] == shades).all()
+    palette = np.frombuffer(chunks[b"PLTE"], np.uint8).reshape(-1, 3)
+    assert len(palette) == 2 * SHADES + 1
+    assert palette[0].tolist() == [0, 0, 255] and palette[SHADES].tolist() == [255, 255, 255]
+    assert palette[-1].tolist() == [255, 0, 0]
 
 
 def test_images_are_red_where_positive_and_blue_where_negative():
     page = Page("t")
     page.images("c", np.array([[[1.0, -2.0, 0.0]]]))
     encoded = re.search(r"base64,([^\"]+)", checked(page.html())).group(1)
-    raw = base64.b64decode(encoded)
-    start = raw.index(b"IDAT") + 4
-    row = list(zlib.decompressobj().decompress(raw[start:])[1:10])
-    assert row == [255, 127, 127, 0, 0, 255, 255, 255, 255]
+    chunks = decoded(base64.b64decode(encoded))
+    palette = np.frombuffer(chunks[b"PLTE"], np.uint8).reshape(-1, 3)
+    row = palette[list(zlib.decompress(chunks[b"IDAT"])[1:4])].tolist()
+    assert row == [[255, 128, 128], [0, 0, 255], [255, 255, 255]]
+
+
+def test_a_chart_can_be_a_file_of_its_own():
+    from xml.etree import ElementTree
+
+    drawn = line_chart("epoch", "a < b", {"one": ([1, 2, 3], [0.90, 0.95, 0.97])}, zero=False)
+    tree = ElementTree.fromstring(drawn)
+    assert tree.tag == "{http://www.w3.org/2000/svg}svg"
+    labels = [node.text for node in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert "0" not in labels and "0.92" in labels and "a < b" in labels
+    page = Page("t")
+    page.picture("c", drawn)
+    assert "data:image/svg+xml;base64," in checked(page.html())
 
 
 def test_an_evaluation_is_what_the_model_says():

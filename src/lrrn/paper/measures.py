@@ -15,6 +15,7 @@ from torch import Tensor
 from lrrn.certify import certify, minimal_perturbation
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
 from lrrn.evaluation import auroc
+from lrrn.network import LRRN
 from lrrn.threads import blas_threads
 
 Array = NDArray[Any]
@@ -25,8 +26,10 @@ PASSES = 20
 METHODS = ("paper", "pairwise", "spectral", "multiplier")
 
 
-def measure_classifier(model: LRRNClassifier, X: Array, y: Array, closely: int, seed: int) -> dict[str, Any]:
-    """Measure a classifier on test images, and the first ``closely`` of them one by one."""
+def measure_classifier(
+    model: LRRNClassifier, X: Array, y: Array, closely: int, bound_seconds: float, seed: int
+) -> dict[str, Any]:
+    """Measure a classifier on test images, and the first ``closely`` of them one by one; multiplier bounds have a budget."""
     net = model.network_
     x = torch.from_numpy(X).to(net.W[0].device, torch.float64)
     labels = torch.from_numpy(y).to(x.device)
@@ -41,11 +44,11 @@ def measure_classifier(model: LRRNClassifier, X: Array, y: Array, closely: int, 
         }
         right, radii = output.argmax(-1) == labels, dict[str, Tensor]()
         for method in METHODS:
-            radii[method] = certify(net, x, method).radius
-        figures["multiplier bound"] = float(net.lipschitz("multiplier"))
+            radii[method] = certify(net, x, method, seconds=bound_seconds).radius
+        figures["multiplier bound"] = float(net.lipschitz("multiplier", seconds=bound_seconds))
         figures["radii"] = {method: _certified(radius, right) for method, radius in radii.items()}
         if closely:
-            figures["closely"] = _close_look(net, x[:closely], right[:closely], radii, seed)
+            figures["closely"] = _close_look(net, x[:closely], right[:closely], radii, bound_seconds, seed)
     return figures
 
 
@@ -70,9 +73,11 @@ def _certified(radius: Tensor, right: Tensor) -> dict[str, Any]:
     }
 
 
-def _close_look(net: Any, x: Tensor, right: Tensor, radii: Mapping[str, Tensor], seed: int) -> dict[str, Any]:
+def _close_look(
+    net: LRRN, x: Tensor, right: Tensor, radii: Mapping[str, Tensor], bound_seconds: float, seed: int
+) -> dict[str, Any]:
     start = time.perf_counter()
-    local = certify(net, x, "local")
+    local = certify(net, x, "local", seconds=bound_seconds)
     seconds = (time.perf_counter() - start) / len(x)
     attack = minimal_perturbation(net, x, local.prediction, seed=seed)
     return {

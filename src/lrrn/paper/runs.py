@@ -44,6 +44,8 @@ class Scale:
         Training and test images, counted from the first; all if None.
     closely : int
         Test images for what takes long for each one: local radii and attacks.
+    bound_seconds : float
+        Budget of the multiplier bounds.
     """
 
     epochs: int = 100
@@ -53,10 +55,11 @@ class Scale:
     samples: int | None = None
     tests: int | None = None
     closely: int = 1000
+    bound_seconds: float = 300.0
 
 
 FULL = Scale()
-QUICK = Scale(epochs=2, pretrain_epochs=1, margin_epochs=2, seeds=1, samples=5000, tests=1000, closely=10)
+QUICK = Scale(epochs=2, pretrain_epochs=1, margin_epochs=2, seeds=1, samples=5000, tests=1000, closely=10, bound_seconds=2.0)
 
 
 @final
@@ -168,7 +171,7 @@ def execute(run: Run, folder: Path, root: Path | None, device: str = "cpu", down
         tests = {name: test_data(name, run.scale, root, download)[0] for name in ("mnist", "kmnist", "fashion_mnist")}
         figures = measure_energies(model, X, X_test, tests, run.seed)
     else:
-        figures = measure_classifier(model, X_test, y_test, run.closely, run.seed)
+        figures = measure_classifier(model, X_test, y_test, run.closely, run.scale.bound_seconds, run.seed)
     result = {
         "run": asdict(run),
         "figures": figures,
