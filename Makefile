@@ -1,7 +1,7 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types contracts mutate bench clean
+.PHONY: help demo test lint types contracts mutate bench reproduce reproduce-quick clean
 
 help:
 	@echo "make demo       train a network on handwritten digits"
@@ -9,6 +9,7 @@ help:
 	@echo "make lint       check style and formatting; make types, make contracts: types and import layers"
 	@echo "make mutate     inject defects and see that the tests notice"
 	@echo "make bench      time the solvers against their peers"
+	@echo "make reproduce  make the paper's tables and figures (an hour and a half on two cores); make reproduce-quick: minutes"
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -53,6 +54,12 @@ mutate: .venv/.test
 
 bench: .venv-bench/.bench
 	.venv-bench/bin/lrrn bench
+
+reproduce: .venv/.package
+	.venv/bin/lrrn reproduce all --output docs/reproduction
+
+reproduce-quick: .venv/.package
+	.venv/bin/lrrn reproduce all --quick --no-download
 
 clean:
 	rm -rf .venv .venv-bench

@@ -207,3 +207,12 @@ def test_local_without_unknowns_or_without_a_proof_is_the_global_one():
     assert torch.equal(lrrn.certify(linear, x, "local").radius, lrrn.certify(linear, x, "spectral").radius)
     hopeless = random_network((10, 8, 8, 8, 3), beta=0.0, scale=2000.0, output_constraint="box")
     assert (lrrn.certify(hopeless, random_input(2, 10), "local", tol=1e-3).radius == 0).all()
+
+
+def test_multipliers_of_the_wrong_sign_prove_nothing():
+    dual = one_unit(3.0, 0.0, -1.0)
+    theta = dual.maximised(*dual.start(torch.tensor([0.3], dtype=torch.float64), 0.6), math.inf)
+    theta[2] = -1.0  # a reward, not a price, for staying above the lower bound
+    value = dual.at(theta).value
+    assert value > 2.0**2  # the distance that is known
+    assert not dual.is_proven(theta, value * (1 - 1e-3))

@@ -205,12 +205,19 @@ class MultiplierProblem:
         padded[: self._first] = self._input_root
         return padded
 
-    def proven_root(self) -> Tensor:
-        """Return R for the first block with R R^T - B B^T proven positive semidefinite, so that R may stand for B in proofs."""
+    def proven_root(self) -> tuple[Tensor, float]:
+        """Return R for the first block and an error in norm: some R' that near has R' R'^T - B B^T positive semidefinite.
+
+        So R may stand for B in proofs that allow for the error. It has as few columns as possible.
+        """
+        w = self._energy.weights[0]
+        if w.shape[1] <= w.shape[0]:
+            # B itself, up to the rounding of one product
+            return w * self._input_scale, verified.EPS * self._input_scale * float(w.norm())
         gram = self._input_gram
         trace = float(gram.diagonal().sum())
         shift = 2 * (self._energy.inner_rounding + 8 * (self._first + 8) * verified.EPS) * trace + 1e-300
-        return torch.linalg.cholesky(gram + shift * torch.eye(self._first, dtype=gram.dtype, device=gram.device))
+        return torch.linalg.cholesky(gram + shift * torch.eye(self._first, dtype=gram.dtype, device=gram.device)), 0.0
 
     def start(self) -> Tensor:
         """Return multipliers that reproduce the spectral bound, up to a little slack: where optimisation begins."""

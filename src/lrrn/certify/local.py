@@ -92,7 +92,7 @@ class LocalProblem:
         self.free = free.nonzero().squeeze(1)
         self.open = (~free & (self.lo < self.hi)).nonzero().squeeze(1)
         h = hessian.dense() * self.sign * self.sign[:, None]
-        first = problem.proven_root()
+        first, self.root_error = problem.proven_root()
         root = h.new_zeros((n, first.shape[1]))
         root[: len(first)] = first
         root *= self.sign[:, None]
@@ -105,9 +105,14 @@ class LocalProblem:
             self._eliminate(h, root, rows)
         self.lam = lam[self.open]
         # what the multipliers of a unit are for; see Dual
-        several = torch.arange(len(self.open))
         two_sided = self.hi[self.open].isfinite()
-        one, two = several[~two_sided], several[two_sided]
+        several, one, two = (which.nonzero().squeeze(1) for which in (two_sided | True, ~two_sided, two_sided))
+        # what was set up on the CPU goes where the network lives
+        self.device = net.W[0].device
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(self.device))
+        several, one, two = (which.to(self.device) for which in (several, one, two))
         self.groups = (several, two, several, one, two)
 
     def _eliminate(self, h: Tensor, root: Tensor, rows: Tensor) -> None:
@@ -123,7 +128,7 @@ class LocalProblem:
             # a posteriori: |X - X*| <= |H_ff X - rhs| / mu, and H_ff has no eigenvalue below that of H
             size = float(solved.norm())
             left = float((inner @ solved - right).norm()) + eps * (float(inner.norm()) * size + float(right.norm()))
-            error = (left + self.h_error * (1 + size)) / self.mu if self.mu > 0 else math.inf
+            error = (left + self.h_error * (1 + size) + self.root_error) / self.mu if self.mu > 0 else math.inf
         x_open, x_root = solved[:, : len(u)], solved[:, len(u) :]
         reduced = h[u][:, u] - coupling @ x_open
         self.h, self.root = (reduced + reduced.mT) / 2, root[u] - coupling @ x_root
@@ -132,14 +137,14 @@ class LocalProblem:
         size, length, by_open, by_root = (float(t.norm()) for t in (coupling, rows, x_open, x_root))
         self.errors = (
             self.h_error * (2 + by_open) + size * error + eps * (float(self.h.norm()) + size * by_open),
-            self.h_error * by_root + size * error + eps * (float(self.root.norm()) + size * by_root),
+            self.root_error + self.h_error * by_root + size * error + eps * (float(self.root.norm()) + size * by_root),
             2 * length * (error + eps * (1 + by_open)),
             2 * length * (error + eps * by_root),
         )
 
     def sample(self, z: Tensor, g: Tensor, g_error: float) -> Sample:
         """Look at computed activations and H z - q, the latter known up to an error in norm."""
-        z, g = z * self.sign, g * self.sign
+        z, g = z.to(self.device) * self.sign, g.to(self.device) * self.sign
         u = self.open
         low, high = z[u] - self.lo[u], self.hi[u] - z[u]
         # free units should have no slack: what they have moves them, and the others' slack with them
@@ -354,10 +359,10 @@ class Dual:
         sigma, lam, of_v, of_w = self._parts(theta)
         m, r = problem.root.shape
         scaled = lam[:, None] * problem.h
-        matrix = torch.zeros((m + r + 1, m + r + 1), dtype=torch.float64)
+        matrix = problem.h.new_zeros((m + r + 1, m + r + 1))
         matrix[:m, :m] = (scaled + scaled.mT) / 2
         matrix[m : m + r, :m] = -(lam[:, None] * problem.root).mT / 2
-        matrix[m : m + r, m : m + r] = torch.eye(r, dtype=torch.float64)
+        matrix[m : m + r, m : m + r].fill_diagonal_(1.0)
         matrix[-1, :m] = (sigma * self.c + of_v + problem.h @ of_w) / 2
         matrix[-1, m:-1] = (sigma * self.d - problem.root.mT @ of_w) / 2
         matrix[-1, -1] = self._constant(theta, sigma, of_w) - square

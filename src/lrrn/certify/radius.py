@@ -147,7 +147,7 @@ def _local_radii(net: LRRN, x: Tensor, solution: Solution, best: Tensor, leads: 
     z = torch.cat(solution.activations[: energy.n_free], dim=-1)
     g = qp.gradient(z)
     g_error = energy.free_rounding.total(row_norms(z), row_norms(qp.q), row_norms(x))
-    z, g, leads, rates = (t.cpu() for t in (z, g, leads, rates))
+    leads, rates = leads.cpu(), rates.cpu()
     with problem.threads():
         radii = [
             local_radius(problem, z[k], g[k], float(g_error[k]), int(best[k]), leads[k], rates[k])
