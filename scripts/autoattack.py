@@ -7,8 +7,8 @@ counts if the classifier's own prediction is wrong there.
 Images are float32: FAB converts to it and cannot mix it with float64. The adapter solves in float64 all the same, so gradients
 lose their last digits only.
 
-Needs torchattacks, which the benchmark environment has, and the MNIST files under LRRN_DATA. Runs on one thread; 500 images at
-two sizes take some eight minutes. Ends with status 1 if an attack got inside a certified radius.
+Needs torchattacks, which the benchmark environment has, the MNIST files, and the network that scripts/mnist_certificates.py trains.
+Runs on one thread; 500 images at two sizes take some ten minutes. Ends with status 1 if an attack got inside a certified radius.
 """
 
 from __future__ import annotations
@@ -99,11 +99,12 @@ def autoattack(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path, default=Path("local/mnist-contrastive.safetensors"))
+    parser.add_argument("model", nargs="?", type=Path, default=Path("local/mnist-paper.safetensors"))
     parser.add_argument("--images", type=int, default=500, help="how many of the test images, from the first")
     parser.add_argument("--eps", default="0.5,1.0", help="sizes of perturbations, such as 0.3,0.5,0.8,1.0")
     parser.add_argument("--steps", type=int, default=100, help="of APGD and FAB")
     parser.add_argument("--queries", type=int, default=5000, help="of Square")
+    parser.add_argument("--method", default="local", help="of the certificate that is put to the test")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
@@ -114,7 +115,7 @@ def main() -> None:
     X, y = (part[: options.images] for part in datasets.load("mnist", "test"))
     torch.set_num_threads(1)  # the kernels too, not only BLAS
     with one_thread():
-        own = audit.attack(options.model.stem, classifier, X, y, sizes, "multiplier", clip=(0.0, 1.0), seed=options.seed)
+        own = audit.attack(options.model.stem, classifier, X, y, sizes, options.method, clip=(0.0, 1.0), seed=options.seed)
         distances = np.where(own.right, np.inf, 0.0)
         figures = {}
         for eps in sizes:

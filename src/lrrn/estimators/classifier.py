@@ -428,7 +428,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array of shape (n_samples, n_features)
-        method : {"auto", "paper", "pairwise", "spectral", "multiplier"}, default="auto"
+        method : {"auto", "paper", "pairwise", "spectral", "multiplier", "local"}, default="auto"
             As in :func:`lrrn.certify`; labels predicted by class energies are certified by those.
 
         Returns
