@@ -7,8 +7,8 @@ counts if the classifier's own prediction is wrong there.
 Images are float32: FAB converts to it and cannot mix it with float64. The adapter solves in float64 all the same, so gradients
 lose their last digits only.
 
-Needs torchattacks, which the benchmark environment has, the MNIST files, and the network that scripts/mnist_certificates.py trains.
-Runs on one thread; 500 images at two sizes take some ten minutes. Ends with status 1 if an attack got inside a certified radius.
+Needs torchattacks, which the benchmark environment has, the MNIST files, and the network scripts/mnist_certificates.py trains.
+Runs on one thread; 500 images at two sizes take some ten minutes. Ends with status 1 if an attack gets inside a radius.
 """
 
 from __future__ import annotations
