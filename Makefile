@@ -1,7 +1,7 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types contracts mutate bench reproduce reproduce-quick clean
+.PHONY: help demo test lint types contracts mutate interpret bench reproduce reproduce-quick clean
 
 help:
 	@echo "make demo       train a network on handwritten digits"
@@ -54,6 +54,11 @@ mutate: .venv/.test
 
 bench: .venv-bench/.bench
 	.venv-bench/bin/lrrn bench
+
+# the GPU's kernels, interpreted: slow, so on the solver's own tests only
+interpret: .venv/.test
+	.venv/$(PIP) --no-deps triton
+	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/test_accelerated.py tests/test_solver_contract.py -k "accelerated or kernel"
 
 reproduce: .venv/.package
 	.venv/bin/lrrn reproduce all --output docs/reproduction
