@@ -114,11 +114,8 @@ def test_derivatives_of_dual_and_barrier_by_finite_differences(constraint):
 def one_unit(low, slack, c, high=math.inf, error=0.0):
     """The dual of a single unit with v = clip((u - slack) / 2, -low, high) and a lead of one that changes by c v."""
     t = lambda value: torch.tensor([value], dtype=torch.float64)  # noqa: E731
-    every, none = torch.tensor([0]), torch.tensor([], dtype=torch.int64)
-    one, two = (every, none) if high == math.inf else (none, every)
-    problem = SimpleNamespace(
-        h=2 * t([1.0]), root=t([1.0]), gram=t([1.0]), errors=(error, 0.0, 0.0, 0.0), groups=(every, two, every, one, two)
-    )
+    two_sided = torch.tensor([high < math.inf])
+    problem = SimpleNamespace(h=2 * t([1.0]), root=t([1.0]), gram=t([1.0]), errors=(error, 0.0, 0.0, 0.0), two_sided=two_sided)
     return Dual(problem, Sample(t(low), t(high), t(slack), 0.0, 0.0, 0.0), t(c), t(0.0), 1.0)
 
 

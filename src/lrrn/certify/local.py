@@ -36,6 +36,8 @@ NEAR = 60.0
 GAP = 1e-2
 """Optimising ends when the barrier accounts for less than this share of the squared radius."""
 ITERATIONS = 60
+NEARBY = 0.25
+"""Share of the units off a bound that count as near it."""
 REACH = 8.0
 """Radii are sought up to this many times the global one."""
 
@@ -104,16 +106,12 @@ class LocalProblem:
             self.scales = _PairScales(problem, lam)
             self._eliminate(h, root, rows)
         self.lam = lam[self.open]
-        # what the multipliers of a unit are for; see Dual
-        two_sided = self.hi[self.open].isfinite()
-        several, one, two = (which.nonzero().squeeze(1) for which in (two_sided | True, ~two_sided, two_sided))
+        self.two_sided = self.hi[self.open].isfinite()
         # what was set up on the CPU goes where the network lives
         self.device = net.W[0].device
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(self.device))
-        several, one, two = (which.to(self.device) for which in (several, one, two))
-        self.groups = (several, two, several, one, two)
 
     def _eliminate(self, h: Tensor, root: Tensor, rows: Tensor) -> None:
         """Eliminate the free units, which satisfy equations; set h, root, c, d and bounds on their errors."""
@@ -201,7 +199,8 @@ class Dual:
 
     The Lagrangian is |u|^2 plus multipliers times: the lead left (the first multiplier); (v + low)(w + slack), which is never
     positive; (v - high)(w + slack), likewise; -(v + low); -(w + slack) where there is no upper bound; -(high - v). All
-    multipliers are at least zero. Its minimum over v and u is the dual.
+    multipliers are at least zero. Its minimum over v and u is the dual. Of the last three, those that would cost more than they
+    help are left out: a unit far above its lower bound needs no floor, one with much slack no sign of it.
 
     Parameters
     ----------
@@ -214,30 +213,39 @@ class Dual:
 
     def __init__(self, problem: LocalProblem, sample: Sample, c: Tensor, d: Tensor, lead: float) -> None:
         self.problem, self.sample, self.c, self.d, self.lead = problem, sample, c, d, lead
-        groups = problem.groups
+        everywhere = torch.ones_like(problem.two_sided)
+        slack = torch.where(sample.low > 0, 0.0, sample.slack)
+        wanted = (
+            everywhere,
+            problem.two_sided,
+            _near(sample.low),
+            ~problem.two_sided & ((sample.low > 0) | _near(slack)),
+            problem.two_sided & _near(sample.high),
+        )
+        self.all, self.two, self.floor, self.sign, self.ceiling = (which.nonzero().squeeze(1) for which in wanted)
+        groups = (self.all, self.two, self.floor, self.sign, self.ceiling)
         self.sizes = [1, *(len(group) for group in groups)]
         self.unit = torch.cat(groups)
-        self.n_products = len(groups[0]) + len(groups[1])
-        self.shift = torch.cat([sample.low, -sample.high[groups[1]]])
+        self.n_products = len(self.all) + len(self.two)
+        self.shift = torch.cat([sample.low, -sample.high[self.two]])
 
     def _parts(self, theta: Tensor) -> tuple[float, Tensor, Tensor, Tensor]:
         """Return the first multiplier, those of v w, and the coefficients of v and of w in the Lagrangian."""
-        _, two, _, one, _ = self.problem.groups
+        two = self.two
         sigma, low, high, floor, sign, ceiling = theta.split(self.sizes)
         lam = low.index_add(0, two, high)
-        of_v = (lam * self.sample.slack - floor).index_add_(0, two, ceiling)
+        of_v = (lam * self.sample.slack).index_add_(0, self.floor, floor, alpha=-1).index_add_(0, self.ceiling, ceiling)
         of_w = (
             (low * self.sample.low)
             .index_add_(0, two, high * self.sample.high[two], alpha=-1)
-            .index_add_(0, one, sign, alpha=-1)
+            .index_add_(0, self.sign, sign, alpha=-1)
         )
         return float(sigma), lam, of_v, of_w
 
     def _constant(self, theta: Tensor, sigma: float, of_w: Tensor) -> float:
-        _, two, _, _, _ = self.problem.groups
         _, _, _, floor, _, ceiling = theta.split(self.sizes)
-        constant = sigma * self.lead - floor @ self.sample.low - ceiling @ self.sample.high[two] + of_w @ self.sample.slack
-        return float(constant)
+        constant = sigma * self.lead - floor @ self.sample.low[self.floor] - ceiling @ self.sample.high[self.ceiling]
+        return float(constant + of_w @ self.sample.slack)
 
     def at(self, theta: Tensor) -> Point | None:
         """Evaluate; None where the Lagrangian has no minimum."""
@@ -259,18 +267,24 @@ class Dual:
     def derivatives(self, point: Point, lam: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return gradient and minus the Hessian of the dual, and of the barrier in the multipliers of products."""
         problem, sample, unit, n = self.problem, self.sample, self.unit, self.n_products
-        _, two, several, one, _ = problem.groups
         v, u = point.v, point.u
         w = problem.h @ v - problem.root @ u
         away, slack = v + sample.low, w + sample.slack
         closed = self.lead + self.c @ v + self.d @ u
         factors = v[unit[:n]] + self.shift, slack[unit[:n]]
         gradient = torch.cat(
-            [closed[None], factors[0] * factors[1], -away, -slack[one], -(sample.high[two] - v[two])],
+            [
+                closed[None],
+                factors[0] * factors[1],
+                -away[self.floor],
+                -slack[self.sign],
+                v[self.ceiling] - sample.high[self.ceiling],
+            ],
         )
         # the Lagrangian's gradient in (v, u) moves with each multiplier by E e + K k, E = [I; 0] and K = [H; -R^T]
-        e = torch.cat([factors[1], v.new_full((len(several),), -1.0), v.new_zeros(len(one)), v.new_ones(len(two))])
-        k = torch.cat([factors[0], v.new_zeros(len(several)), v.new_full((len(one),), -1.0), v.new_zeros(len(two))])
+        none, minus, plus = (v.new_full((len(v),), value) for value in (0.0, -1.0, 1.0))
+        e = torch.cat([factors[1], minus[self.floor], none[self.sign], plus[self.ceiling]])
+        k = torch.cat([factors[0], none[self.floor], minus[self.sign], none[self.ceiling]])
         ee = torch.cholesky_inverse(point.factor)
         t = problem.h - lam[:, None] * problem.gram / 2
         ek = ee @ t
@@ -290,19 +304,20 @@ class Dual:
 
     def start(self, lam: Tensor, constant: float) -> tuple[Tensor, float]:
         """Return multipliers to begin from and the barrier's weight, given multipliers of the pair and their constant."""
-        sample, (_, two, several, one, _) = self.sample, self.problem.groups
+        sample, two = self.sample, self.two
         radius = self.lead / constant
-        weight = BARRIER * radius**2 / (1 + len(self.unit) + len(several))
+        weight = BARRIER * radius**2 / (1 + len(self.unit) + len(lam))
         lam = lam / constant**2
         # displacements to be expected, so that products with the barrier's multipliers come out at its weight
         reach = radius * float(torch.linalg.vector_norm(self.problem.root, dim=1).mean())
-        step = reach / float(self.problem.h.diagonal().mean()) if len(several) else 1.0
+        step = reach / float(self.problem.h.diagonal().mean()) if len(lam) else 1.0
         low, high = lam.clone(), lam[two] * 0.5
         low[two] *= 0.5
         floor = (lam * sample.slack).clamp(min=0) + weight / (sample.low + step)
-        sign = (lam * sample.low)[one] + weight / (sample.slack[one].clamp(min=0) + reach)
-        ceiling = (-lam * sample.slack)[two].clamp(min=0) + weight / (sample.high[two] + step)
-        return torch.cat([lam.new_tensor([self.lead / constant**2]), low, high, floor, sign, ceiling]), weight
+        sign = lam * sample.low + weight / (sample.slack.clamp(min=0) + reach)
+        ceiling = (-lam * sample.slack).clamp(min=0) + weight / (sample.high + step)
+        parts = (low, high, floor[self.floor], sign[self.sign], ceiling[self.ceiling])
+        return torch.cat([lam.new_tensor([self.lead / constant**2]), *parts]), weight
 
     def maximised(self, theta: Tensor, weight: float, goal: float) -> Tensor:
         """Raise the dual by Newton's method with a fading barrier, until it reaches ``goal`` or does not rise any more."""
@@ -310,7 +325,7 @@ class Dual:
         if point is None:
             return theta
         best, found = point.value, theta
-        n, terms = self.n_products, len(theta) + len(self.problem.groups[0])
+        n, terms = self.n_products, len(theta) + len(self.all)
         for _ in range(ITERATIONS):
             gradient, matrix, pull, stiffness = self.derivatives(point, self._parts(theta)[1])
             gradient += weight / theta
@@ -374,12 +389,12 @@ class Dual:
         """Bound what errors of the data and rounding change in the form, in norm."""
         problem, sample = self.problem, self.sample
         eh, er, ec, ed = problem.errors
-        _, two, _, one, _ = problem.groups
+        two = self.two
         _, low, high, floor, sign, ceiling = theta.split(self.sizes)
         largest = float(lam.max()) if len(lam) else 0.0
         # norms of the coefficients of w and of v, without what cancels in them, and of the changes that errors of a and g make
-        of_w = (low * sample.low.abs()).index_add_(0, two, high * sample.high[two].abs()).index_add_(0, one, sign)
-        of_v = (lam * sample.slack.abs() + floor).index_add_(0, two, ceiling)
+        of_w = (low * sample.low.abs()).index_add_(0, two, high * sample.high[two].abs()).index_add_(0, self.sign, sign)
+        of_v = (lam * sample.slack.abs()).index_add_(0, self.floor, floor).index_add_(0, self.ceiling, ceiling)
         pull, push, linear = float(of_w.norm()), float(of_v.norm()), float(floor.norm() + ceiling.norm())
         nh, nr, tension = float(problem.h.norm()), float(problem.root.norm()), float(sample.slack.norm())
         shifted = largest * sample.low_error
@@ -390,6 +405,12 @@ class Dual:
         size = largest * (nh + nr) + sigma * (float(self.c.norm()) + float(self.d.norm())) + push + (nh + nr) * pull
         size += sigma * abs(self.lead) + linear * extent + pull * tension
         return error + 8 * (len(problem.h) + 8) * verified.EPS * size
+
+
+def _near(distance: Tensor) -> Tensor:
+    """Whether a unit is at its bound or, compared with the others, not far from it."""
+    away = distance[(distance > 0) & distance.isfinite()]
+    return distance <= (away.quantile(NEARBY) if len(away) else 0.0)
 
 
 def local_radius(

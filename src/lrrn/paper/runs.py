@@ -110,7 +110,7 @@ class Run:
 
     def estimator(self, **changes: Any) -> LRRNClassifier | LRRNEnergyModel:
         """Return the estimator to fit."""
-        paper: dict[str, Any] = {"init": "uniform", "optimizer": "sgd", "schedule": None, "batch_size": 10, "gamma": 1 / 8}
+        paper: dict[str, Any] = {"init": "glorot", "optimizer": "sgd", "schedule": None, "batch_size": 10, "gamma": 1 / 8}
         common = {"epochs": self.scale.epochs, "random_state": self.seed, **changes}
         if self.kind == "energy":
             return LRRNEnergyModel(
