@@ -342,7 +342,7 @@ MUTANTS = [
     Mutant(
         "forget the floor in the dual's value",
         "certify/local.py",
-        "constant = sigma * self.lead - floor @ self.sample.low",
+        "constant = sigma * self.lead - floor @ self.sample.low[self.floor]",
         "constant = sigma * self.lead",
         "test_local.py",
     ),
@@ -363,8 +363,8 @@ MUTANTS = [
     Mutant(
         "let a unit with an upper bound have a sign of its slack",
         "certify/local.py",
-        "(two_sided | True, ~two_sided, two_sided)",
-        "(two_sided | True, two_sided | True, two_sided)",
+        "~problem.two_sided & ((sample.low > 0) | _near(slack)),",
+        "((sample.low > 0) | _near(slack)),",
         "test_local.py",
     ),
     Mutant(
