@@ -14,9 +14,6 @@ from sklearn.datasets import load_diabetes, load_iris
 from typer.testing import CliRunner
 
 import lrrn
-import lrrn.bench.contenders
-from lrrn.bench.contenders import CONTENDERS
-from lrrn.bench.suites import depth_suite, solve_suite, train_suite
 from lrrn.cli import app
 
 runner = CliRunner()
@@ -124,8 +121,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_doe
         (["demo", "--device", "tpu"], "unknown device 'tpu'; use auto, cpu or cuda"),
         (["demo", "--json", "/no/such/folder/out.json"], "its folder does not exist"),
         (["bench", "--device", "cuda"], "runs on the CPU so far"),
-        (["bench", "--batch", "0"], "--batch"),
-        (["bench", "--suite", "nap"], "unknown suite 'nap'; use solve, depth, train or all"),
+        (["bench", "--repeats", "0"], "--repeats"),
+        (["bench", "--suite", "nap"], "unknown suite 'nap'; use solve, depth, grad, train, certify, scaling or all"),
         (["train", "cifar"], "unknown data 'cifar'; use one of digits, mnist"),
         (["train", "digits", "--hidden", "64x64"], "--hidden should be numbers separated by commas; got '64x64'"),
         (["train", "digits", "--resume"], "--resume needs --checkpoint"),
@@ -230,37 +227,3 @@ def test_a_refuted_certificate_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(lrrn.LRRNClassifier, "certified_radius", lambda self, X, method: np.full(len(X), 100.0))
     done = runner.invoke(app, ["attack", str(model), "digits", "--limit", "5", "--steps", "3"], terminal_width=200)
     assert done.exit_code == 1 and "inside the certified radius" in words(done.output)
-
-
-def test_contenders_that_are_installed_reach_the_target_and_absent_ones_say_so(monkeypatch):
-    monkeypatch.setattr(lrrn.bench.contenders, "find_spec", lambda name: None)
-    rows = {row.contender: row for row in solve_suite(sizes=(20, 8, 6, 3), n=20, repeats=1)}
-    assert set(rows) == {contender.name for contender in CONTENDERS}
-    for contender in CONTENDERS:
-        row = rows[contender.name]
-        if contender.needs:
-            assert row.seconds is None and "is not installed" in row.note
-        else:
-            assert row.seconds is not None and row.seconds > 0 and row.error <= 1e-6
-
-
-def test_a_single_suite_is_printed_and_written(tmp_path):
-    output = run("bench", "--suite", "depth", "--batch", 20, "--json", tmp_path / "b.json")
-    written = json.loads((tmp_path / "b.json").read_text())
-    assert "non-zero blocks" in output and len(written["depth"]) == 4 and written["solve"] == written["train"] == []
-
-
-def test_osqp_contender():
-    rows = {row.contender: row for row in solve_suite(sizes=(20, 8, 6, 3), n=5, repeats=1)}
-    assert rows["osqp, in a loop"].error <= 1e-6
-
-
-def test_depth_suite_counts_the_blocks():
-    rows = depth_suite(width=4, n=20, sweeps=3, repeats=1)
-    assert [row["blocks"] for row in rows] == [4, 10, 22, 46] and all(row["us_per_sweep"] > 0 for row in rows)
-
-
-def test_train_suite_times_both_sides_of_every_pair():
-    epochs = train_suite(n=200, batches=(50,), sizes=(20, 8, 6, 3), rounds=1)
-    assert {(e.optimizer, e.peer) for e in epochs} == {(o, p) for o in ("sgd", "adam") for p in (True, False)}
-    assert all(e.seconds > 0 and e.batch == 50 for e in epochs)

@@ -199,6 +199,9 @@ def test_the_command_runs_in_processes_and_continues(root, tmp_path, monkeypatch
     assert verdicts["KMNIST"] == NOT_RUN and verdicts["MNIST"] in (MET, MISSED)
     assert "the images of KMNIST are not at hand" in first.output
     (tmp_path / "work" / "quick" / "contrastive-mnist-5e-05-seed0" / "result.json").unlink()
+    report = CliRunner().invoke(app, [*command, "--report-only"])
+    assert report.exit_code == 0 and "MNIST: not run, not finished." in report.output
+    assert set(json.loads((tmp_path / "r.json").read_text())["runs"]) == {"contrastive-fashion_mnist-5e-05-seed0"}
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 0 and json.loads((tmp_path / "r.json").read_text())["comparisons"] == content["comparisons"]
 

@@ -16,7 +16,6 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from lrrn.audit import Audit
-    from lrrn.bench.suites import Epoch, Row
     from lrrn.estimators import LRRNClassifier
     from lrrn.evaluation import Evaluation, Model
 
@@ -254,6 +253,7 @@ def reproduce(
     jobs: Annotated[int | None, typer.Option(help="Training runs at a time; one for each core if not given.", min=1)] = None,
     root: Root = None,
     download: Annotated[bool, typer.Option(help="Fetch data that is missing.")] = True,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Report on what is finished; start nothing.")] = False,
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "cpu",
     json_file: JsonFile = None,
@@ -266,7 +266,7 @@ def reproduce(
     json_file = _writable(json_file)
     with _explained(None):
         options: dict[str, Any] = {"root": root, "seed": seed, "device": _device(device), "download": download}
-        done = run(item, work, output, quick=quick, jobs=jobs, **options)
+        done = run(item, work, output, quick=quick, jobs=jobs, report_only=report_only, **options)
     for section in done.sections:
         if section.comparisons:
             table = Table(title=section.title)
@@ -287,78 +287,45 @@ def reproduce(
 
 @app.command()
 def bench(
+    suite: Annotated[str, typer.Option(help="solve, depth, grad, train, certify, scaling, or all.")] = "all",
+    quick: Annotated[bool, typer.Option("--quick", help="Smoke sizes: every suite in about two minutes together.")] = False,
+    repeats: Annotated[int, typer.Option(help="Timings per contender; their median counts.", min=1)] = 5,
+    samples: Annotated[int, typer.Option(help="Samples of the training epoch.", min=1000)] = 60_000,
+    rows: Annotated[int, typer.Option(help="Rows whose certification is watched for its memory.", min=1)] = 1_000_000,
+    model: Annotated[
+        Path | None, typer.Option(help="A saved classifier with real weights; trained on digits if not given.")
+    ] = None,
+    root: Root = None,
     seed: Seed = 0,
     device: Device = "cpu",
     json_file: JsonFile = None,
-    batch: Annotated[int, typer.Option(help="Number of problems solved at once.", min=1)] = 1000,
-    repeats: Annotated[int, typer.Option(help="Timings per contender; their median counts.", min=1)] = 7,
-    samples: Annotated[int, typer.Option(help="Samples of the training epoch.", min=1000)] = 60_000,
-    suite: Annotated[str, typer.Option(help="solve, depth, train, or all.")] = "all",
+    update: Annotated[bool, typer.Option("--update", help="Keep the other suites that the JSON file holds already.")] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Write tables and charts to this HTML file, or tables to a .md file.")
+    ] = None,
 ) -> None:
-    """Time our solvers against their peers, rescored in float64, and our training against scikit-learn's."""
-    from lrrn.bench.suites import as_json, depth_suite, solve_suite, train_suite
+    """Time solving, differentiating, training and certifying against their peers, every answer rescored in float64."""
+    from lrrn.bench.clock import Settings
+    from lrrn.bench.suites import SUITES, document, present, run, write_json
+    from lrrn.bench.tables import print_parts
 
     if device not in ("auto", "cpu"):
         raise typer.BadParameter(f"the benchmark runs on the CPU so far; got --device {device}")
-    if suite not in ("all", "solve", "depth", "train"):
-        raise typer.BadParameter(f"unknown suite {suite!r}; use solve, depth, train or all")
-    json_file = _writable(json_file)
-    suites = ("solve", "depth", "train") if suite == "all" else (suite,)
-    rows = solve_suite(n=batch, seed=seed, repeats=repeats) if "solve" in suites else []
-    _print_solves(rows, batch)
-    depths = depth_suite(n=batch) if "depth" in suites else []
-    _print_depths(depths, batch)
-    epochs = train_suite(n=samples, seed=seed) if "train" in suites else []
-    _print_epochs(epochs, samples)
-    _dump(json_file, as_json(rows, depths, epochs))
-
-
-def _print_solves(rows: list[Row], batch: int) -> None:
-    if not rows:
-        return
-    ours = min(row.seconds for row in rows if row.ours and row.seconds is not None)
-    table = Table(title=f"One free phase, 784-64-64-10 (128 unknowns), batch {batch}, float64, to max|z - z*| <= 1e-6")
-    for column in ("solver", "median", "+-", "error", "times our best", "note"):
-        table.add_column(column, justify="left" if column in ("solver", "note") else "right")
-    for row in rows:
-        if row.seconds is None or row.spread is None:
-            table.add_row(row.contender, "-", "-", "-" if row.error is None else f"{row.error:.0e}", "-", row.note)
-        else:
-            times = f"{row.seconds / ours:.1f}"
-            table.add_row(
-                row.contender, f"{1e3 * row.seconds:.1f} ms", f"{1e3 * row.spread:.1f}", f"{row.error:.0e}", times, row.note
-            )
-    console.print(table)
-
-
-def _print_depths(depths: list[dict[str, float]], batch: int) -> None:
-    if not depths:
-        return
-    table = Table(title=f"Cost of one coordinate-descent sweep, width 64, batch {batch}, float64")
-    for column in ("depth", "non-zero blocks", "us a sweep", "+-", "us a sweep and block"):
-        table.add_column(column, justify="right")
-    for entry in depths:
-        table.add_row(
-            f"{entry['depth']:.0f}",
-            f"{entry['blocks']:.0f}",
-            f"{entry['us_per_sweep']:.0f}",
-            f"{entry['spread_us']:.0f}",
-            f"{entry['us_per_sweep_and_block']:.1f}",
-        )
-    console.print(table)
-
-
-def _print_epochs(epochs: list[Epoch], samples: int) -> None:
-    if not epochs:
-        return
-    table = Table(title=f"One epoch of {samples} x 784, 784-64-64-10, float32")
-    for column in ("batch", "contender", "seconds", "+-", "times MLPClassifier, same optimiser"):
-        table.add_column(column, justify="left" if column == "contender" else "right")
-    for result in epochs:
-        peer = next(e.seconds for e in epochs if e.batch == result.batch and e.peer and e.optimizer == result.optimizer)
-        ratio = f"{result.seconds / peer:.2f}"
-        table.add_row(str(result.batch), result.contender, f"{result.seconds:.2f}", f"{result.spread:.2f}", ratio)
-    console.print(table)
+    if suite not in ("all", *SUITES):
+        raise typer.BadParameter(f"unknown suite {suite!r}; use {', '.join(SUITES)} or all")
+    json_file, page = _writable(json_file), _writable(page)
+    settings = Settings(quick, seed, repeats, samples, rows, model, root)
+    results: dict[str, Any] = {}
+    for name in SUITES if suite == "all" else (suite,):
+        with _explained(None):
+            results[name] = run(name, settings)
+        print_parts(console, present(name, results[name]))
+        if json_file is not None:
+            # after every suite, so that an interrupted run leaves what it has
+            results = write_json(json_file, results, update)
+    if page is not None:
+        page.write_text(document(results, markdown=page.suffix == ".md"), encoding="utf-8")
+        console.print(f"tables and charts: {page}")
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Benchmarks: problems, contenders and the neutral objective that rescores them, kept apart."""
+"""Benchmarks against peers: what is solved, who solves it and how it is measured are apart."""

@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lrrn import datasets
+from lrrn.bench.clock import Settings
+from lrrn.estimators import LRRNClassifier
 from lrrn.network import LRRN
 from lrrn.qp import BoxQP
+from lrrn.serialization import load
 from lrrn.solvers import solve
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """A batch of QPs with its float64 reference solution.
 
@@ -26,25 +31,40 @@ class Problem:
     qp : BoxQP
         The problems, in the dtype of the benchmark.
     reference : float64 Tensor of shape (n, dim)
-        Solution by Newton's method to a relative residual of 1e-12.
+        Solution to a relative residual of 1e-12.
+    spectrum : tuple of float
+        Smallest and largest eigenvalue of H.
     """
 
     name: str
     qp: BoxQP
     reference: Tensor
+    spectrum: tuple[float, float]
+
+    @property
+    def condition(self) -> float:
+        """Condition number of H."""
+        return self.spectrum[1] / self.spectrum[0]
 
     def error(self, z: Tensor) -> float:
         """Largest deviation of any unit of any sample from the reference: the neutral score of every contender."""
-        return float((z.to(torch.float64) - self.reference).abs().max())
+        worst = float((z.to(torch.float64) - self.reference).abs().max())
+        return worst if worst == worst else float("inf")
+
+    def first(self, n: int) -> Problem:
+        """Return the first ``n`` samples as a problem of their own."""
+        return Problem(self.name, self.qp.take(torch.arange(n)), self.reference[:n], self.spectrum)
 
 
-def random_network(sizes: Sequence[int], seed: int, dtype: torch.dtype, beta: float | Sequence[float] = 1.0) -> LRRN:
-    """Return a Glorot-initialised network with small random biases."""
+def random_network(sizes: Sequence[int], seed: int, dtype: torch.dtype, gamma: float = 1 / 8, scale: float = 1.0) -> LRRN:
+    """Return a Glorot-initialised network with small random biases, its hidden weights multiplied by ``scale``."""
     generator = torch.Generator().manual_seed(seed)
-    net = LRRN(sizes, beta=beta, generator=generator, dtype=dtype)
+    net = LRRN(sizes, gamma=gamma, generator=generator, dtype=dtype)
     with torch.no_grad():
         for bias in (*net.b, *net.c):
             bias.copy_(0.1 * torch.randn(bias.shape, generator=generator, dtype=torch.float64))
+        for weight in list(net.W)[:-1]:
+            weight.mul_(scale)
     return net
 
 
@@ -55,11 +75,38 @@ def images(n: int, width: int, seed: int, dtype: torch.dtype) -> Tensor:
     return (x * (torch.rand(n, width, generator=generator) < 0.2)).to(dtype)
 
 
-def free_phase(sizes: Sequence[int], n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Problem:
+def name_of(net: LRRN) -> str:
+    """Return the widths as in 784-64-64-10."""
+    return "-".join(map(str, net.sizes))
+
+
+def free_phase(net: LRRN, x: Tensor, name: str, dtype: torch.dtype = torch.float64) -> Problem:
+    """Return the free phase of a network on some inputs."""
+    exact = net.energy_snapshot(torch.float64).free(x.double())
+    reference = solve(exact, tol=1e-12, max_sweeps=100_000).z
+    eigenvalues = torch.linalg.eigvalsh(exact.hessian.dense())
+    spectrum = float(eigenvalues[0]), float(eigenvalues[-1])
+    return Problem(name, net.energy_snapshot(dtype).free(x.to(dtype)), reference, spectrum)
+
+
+def random_phase(sizes: Sequence[int], n: int, seed: int = 0, scale: float = 1.0) -> Problem:
     """Return the free phase of a random network on ``n`` random images."""
-    net = random_network(sizes, seed, torch.float64)
-    x = images(n, sizes[0], seed + 1, torch.float64)
-    exact = net.energy_snapshot(torch.float64).free(x)
-    reference = solve(exact, tol=1e-12).z
-    qp = net.energy_snapshot(dtype).free(x.to(dtype))
-    return Problem("-".join(map(str, sizes)), qp, reference)
+    net = random_network(sizes, seed, torch.float64, scale=scale)
+    return free_phase(net, images(n, sizes[0], seed + 1, torch.float64), name_of(net) + ("" if scale == 1 else ", ill"))
+
+
+def trained(settings: Settings, n: int) -> tuple[LRRN, Tensor, str]:
+    """Return a network with real weights, ``n`` real inputs (repeated if need be) and where they come from."""
+    if settings.model is not None:
+        model = load(settings.model)
+        if not isinstance(model, LRRNClassifier):
+            raise ValueError(f"{settings.model} holds a {type(model).__name__}; the benchmark takes a classifier")
+        data = "mnist" if model.n_features_in_ == 784 else "digits"
+        X, _ = datasets.load(data, "test", settings.root)
+        name = f"{settings.model.name} on {data}"
+    else:
+        X, y = datasets.load("digits", "train")
+        epochs = 2 if settings.quick else 30
+        model, name = LRRNClassifier(epochs=epochs, random_state=settings.seed).fit(X, y), "trained on digits"
+    x = model._scaled(np.resize(X, (n, X.shape[1])), torch.float64, torch.device("cpu"))
+    return model.network_, x, f"{name_of(model.network_)}, {name}"

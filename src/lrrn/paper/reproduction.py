@@ -73,6 +73,7 @@ def reproduce(
     seed: int = 0,
     device: str = "cpu",
     download: bool = True,
+    report_only: bool = False,
 ) -> Reproduction:
     """Make one of the paper's tables or figures, or all, from data.
 
@@ -96,6 +97,8 @@ def reproduce(
     device : {"cpu", "cuda", "auto"}, default="cpu"
     download : bool, default=True
         Whether missing data may be fetched.
+    report_only : bool, default=False
+        Report on what is finished and start nothing.
 
     Returns
     -------
@@ -116,14 +119,14 @@ def reproduce(
     actual = {run: replace(run, seed=run.seed + seed) for run in wanted}
     reasons = _without_data(wanted, root, download)
     possible = [actual[run] for run in wanted if run not in reasons]
-    failed = carry_out(possible, folder, jobs or os.cpu_count() or 1, root, device, download)
+    failed = {} if report_only else carry_out(possible, folder, jobs or os.cpu_count() or 1, root, device, download)
     by_run: dict[Run, dict[str, Any]] = {}
     for run in wanted:
         if run in reasons:
             continue
         done = finished(actual[run], folder / actual[run].name)
         if done is None:
-            reasons[run] = f"failed ({failed.get(actual[run], 'no result')})"
+            reasons[run] = f"failed ({failed[actual[run]]})" if actual[run] in failed else "not finished"
         else:
             by_run[run] = done
 
