@@ -33,6 +33,7 @@ _PARTS: dict[str, tuple[Any, Any]] = {
     "pretraining": (pretraining.runs, pretraining.sections),
     "filters": (filters.runs, filters.sections),
 }
+UNFINISHED = "not finished"
 ITEMS = (*_PARTS, "all")
 """What can be reproduced."""
 
@@ -126,7 +127,7 @@ def reproduce(
             continue
         done = finished(actual[run], folder / actual[run].name)
         if done is None:
-            reasons[run] = f"failed ({failed[actual[run]]})" if actual[run] in failed else "not finished"
+            reasons[run] = f"failed ({failed[actual[run]]})" if actual[run] in failed else UNFINISHED
         else:
             by_run[run] = done
 
@@ -178,9 +179,12 @@ def _preface(item: str, quick: bool, results: Results) -> list[str]:
     total = sum(part["training"] + part["measuring"] for part in measured)
     command = f"lrrn reproduce {item}{' --quick' if quick else ''}"
     text = [
-        f"Made by `{command}`: {len(measured)} training runs, {total / 60:.0f} minutes of one core in all. Verdicts are "
-        "computed. A figure of ours is the mean over seeds where there are several."
+        f"Made by `{command}`: {len(measured)} training runs, whose wall times add up to {total / 60:.0f} minutes. Verdicts "
+        "are computed. A figure of ours is the mean over seeds where there are several."
     ]
+    unfinished = sum(reason == UNFINISHED for reason in results.reasons.values())
+    if unfinished:
+        text.append(f"{unfinished} runs are not finished; their rows say so, and the same command goes on with them.")
     if quick:
         text.append("This is a smoke run on a part of the data: its figures are not meant to meet the targets.")
     return text
