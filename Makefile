@@ -8,8 +8,8 @@ help:
 	@echo "make test       run the test suite"
 	@echo "make lint       check style and formatting; make types, make contracts: types and import layers"
 	@echo "make mutate     inject defects and see that the tests notice"
-	@echo "make bench      time solving, training and certifying against their peers (half an hour on two cores)"
-	@echo "make reproduce  make the paper's tables and figures (an hour and a half on two cores); make reproduce-quick: minutes"
+	@echo "make bench      time solving, training and certifying against their peers"
+	@echo "make reproduce  make the paper's tables and figures; make reproduce-quick: a smoke run of minutes"
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -104,7 +104,7 @@ def test_verdicts(paper, ours, target, verdict):
 def test_reasons_are_told_once_and_only_where_they_matter():
     rows = [Comparison("a", q, 1.0, (), within=0.1, note="no images") for q in "xy"]
     rows += [Comparison("b", "x", 1.0, (1.0,), within=0.1, note="never told")]
-    assert Section("", comparisons=rows).remarks() == ["a: not run, no images."]
+    assert Section("", comparisons=rows).remarks() == ["Not run, no images: a."]
     assert summary([Section("", comparisons=rows)]) == "Targets: 1 met, 0 missed, 2 not run."
     assert rows[2].cells() == ["b", "x", "1.000", "1.000", "-", "+0.0 %", MET]
     assert Comparison("c", "x", 0.9, (0.91, 0.93), below=0.1).cells()[4:] == ["0.910 to 0.930", "+2.00 points", MET]
@@ -179,7 +179,7 @@ def test_the_report_compares_what_was_run_and_names_what_was_not(root, tmp_path)
     text = (tmp_path / "out" / "report.md").read_text()
     accuracy = np.mean([by_run[run]["figures"]["accuracy"] for run in done[:2]])
     assert f"| MNIST | accuracy | 0.9720 | {accuracy:.4f} |" in text
-    assert "KMNIST: not run, no images." in text or "trained on KMNIST, tested on MNIST: not run, no images." in text
+    assert "Not run, no images: trained on KMNIST, tested on MNIST; trained on KMNIST, tested on KMNIST;" in text
     files = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
     assert {"supervised-loss.svg", "pretrained-accuracy.svg", "filters-pretrained-mnist-before.png"} <= files
     assert "filters-energy-mnist-nonneg.png" in files and "filters-energy-kmnist-nonneg.png" not in files
@@ -197,10 +197,10 @@ def test_the_command_runs_in_processes_and_continues(root, tmp_path, monkeypatch
     assert set(content["runs"]) == {"contrastive-mnist-5e-05-seed0", "contrastive-fashion_mnist-5e-05-seed0"}
     verdicts = {row["row"]: row["verdict"] for row in content["comparisons"]}
     assert verdicts["KMNIST"] == NOT_RUN and verdicts["MNIST"] in (MET, MISSED)
-    assert "the images of KMNIST are not at hand" in first.output
+    assert "the images of KMNIST are not at hand: KMNIST." in first.output
     (tmp_path / "work" / "quick" / "contrastive-mnist-5e-05-seed0" / "result.json").unlink()
     report = CliRunner().invoke(app, [*command, "--report-only"])
-    assert report.exit_code == 0 and "MNIST: not run, not finished." in report.output
+    assert report.exit_code == 0 and "Not run, not finished: MNIST." in report.output
     assert set(json.loads((tmp_path / "r.json").read_text())["runs"]) == {"contrastive-fashion_mnist-5e-05-seed0"}
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 0 and json.loads((tmp_path / "r.json").read_text())["comparisons"] == content["comparisons"]

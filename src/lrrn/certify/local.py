@@ -36,6 +36,7 @@ NEAR = 60.0
 GAP = 1e-2
 """Optimising ends when the barrier accounts for less than this share of the squared radius."""
 ITERATIONS = 60
+"""Newton steps at most."""
 NEARBY = 0.25
 """Share of the units off a bound that count as near it."""
 REACH = 8.0
@@ -183,6 +184,12 @@ class Point:
         The dual: no perturbation with a smaller squared norm closes the lead.
     barrier : float
         Logarithm of the determinant of the Lagrangian's quadratic form.
+    factor : Tensor
+        Cholesky factor of that form over v, u eliminated.
+    half : Tensor
+        Lam R / 2, its block between v and u up to sign.
+    v, u : Tensor
+        Where the Lagrangian is least.
     """
 
     value: float

@@ -101,12 +101,12 @@ class Section:
     figures: list[Figure] = field(default_factory=list)
 
     def remarks(self) -> list[str]:
-        """Return why rows have no figure or miss their target, each reason once."""
-        told: dict[str, None] = {}
+        """Return why rows have no figure or miss their target: a sentence a reason, with the rows it is about."""
+        told: dict[tuple[str, str], dict[str, None]] = {}
         for comparison in self.comparisons:
             if comparison.note and comparison.verdict in (MISSED, NOT_RUN):
-                told[f"{comparison.row}: {comparison.verdict}, {comparison.note}."] = None
-        return list(told)
+                told.setdefault((comparison.verdict, comparison.note), {})[comparison.row] = None
+        return [f"{verdict.capitalize()}, {note}: {'; '.join(rows)}." for (verdict, note), rows in told.items()]
 
 
 @final
