@@ -171,7 +171,7 @@ class LiftedEnergy:
         """
         lo, hi = (bound[:, : z.shape[1]] for bound in self.box)
         reach = torch.full_like(z, torch.inf).masked_fill_((z <= lo) | (z >= hi), 0)
-        return BoxQP(self.free_hessian, v, -reach, reach)
+        return BoxQP(self.free_hessian, v, -reach, reach, linear=True)
 
     def activations(self, x: Tensor, z: Tensor) -> list[Tensor]:
         """Split stacked free activations into z_1, ..., z_L; an eliminated output is W_{L-1} z_{L-1} + b_{L-1}."""

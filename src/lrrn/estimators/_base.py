@@ -50,6 +50,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     early_stopping: bool
     validation_fraction: float
     n_iter_no_change: int
+    shifts: int
     reuse_activations: bool
     tol: float | None
     max_sweeps: int
@@ -137,6 +138,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
             "max_weight_norm": self.max_weight_norm,
             "tol": self.tol,
             "max_sweeps": self.max_sweeps,
+            "shifts": self.shifts,
             "reuse_activations": self.reuse_activations,
             "patience": self.n_iter_no_change if self.early_stopping else None,
             "seed": seed,

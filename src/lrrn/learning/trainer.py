@@ -18,21 +18,25 @@ from torch import Tensor
 
 from lrrn import storage
 from lrrn.learning import checkpoint
+from lrrn.learning.augment import image_side, shifted
+from lrrn.learning.captured import CapturedSteps, until_look
 from lrrn.learning.checkpoint import Position
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.fused import SWEEPS, FusedStep
-from lrrn.learning.monitor import SolveCounts, check_health, condition_number, start_vectors, weight_norms
+from lrrn.learning.monitor import SolveCounts, check_health, condition_number, layer_norms, start_vectors, weight_norms
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective, total, total_gradients
 from lrrn.learning.progress import JsonLines, ProgressBar
 from lrrn.learning.schedules import schedule
 from lrrn.network import LRRN
+from lrrn.qp import DEFAULT_TOL
 from lrrn.threads import one_thread
 
 logger = logging.getLogger("lrrn.learning")
 
 AIM = {torch.float64: 1e-8, torch.float32: 4e-6}
-"""How far solves go while they make progress, unless ``tol`` is set. The two phases of contrastive learning differ by little,
-and by less as training goes on: at the tolerance of a prediction their difference drowns in the error of the solves."""
+"""How far the solves of energy objectives go while they make progress, unless ``tol`` is set. The two phases of contrastive
+learning differ by little, and by less as training goes on: at the tolerance of a prediction their difference drowns in the
+error of the solves. A loss of the prediction has no such difference, and its solves are content with that tolerance."""
 
 Callback = Callable[["Trainer", dict[str, Any]], bool | None]
 """Called after each epoch with the trainer and the epoch's record; returning True ends training."""
@@ -84,6 +88,8 @@ class Settings:
     tol : float, optional
         Tolerance of the solves; by default that of the dtype, and on towards a much tighter one while that is cheap.
     max_sweeps : int, default=1000
+    shifts : int, default=0
+        Move every image, a square one, by up to so many pixels each way, at random in every step.
     reuse_activations : bool, default=False
         Start every solve from the sample's activations in the previous epoch.
     patience : int, optional
@@ -104,6 +110,7 @@ class Settings:
     max_weight_norm: float | None = None
     tol: float | None = None
     max_sweeps: int = 1000
+    shifts: int = 0
     reuse_activations: bool = False
     patience: int | None = None
     max_unconverged: float = 0.01
@@ -114,7 +121,7 @@ class Settings:
         for name, value in positive.items():
             if not value > 0:
                 raise ValueError(f"{name} must be positive; got {value}")
-        for name in ("weight_decay", "decoupled_weight_decay"):
+        for name in ("weight_decay", "decoupled_weight_decay", "shifts"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.max_weight_norm is not None and not self.max_weight_norm > 0:
@@ -179,6 +186,7 @@ class Trainer:
         self._flat = FlatParameters(net)
         self.optimizer = _optimizer(self._flat, settings)
         self._fused: FusedStep | None = None
+        self._captured: CapturedSteps | None = None
         self._last = self._flat.last_weights()
         self._rate = schedule(settings.schedule)
         self._vectors = start_vectors(net)
@@ -213,6 +221,8 @@ class Trainer:
         """
         if len(data) == 0:
             raise ValueError("there are no samples to learn from")
+        if self.settings.shifts:
+            image_side(data.x.shape[1])
         if self.settings.reuse_activations:
             self._activations = data.x.new_zeros((len(data), sum(self.net.energy_now().free_sizes)))
         identity = self._identity(data)
@@ -226,6 +236,8 @@ class Trainer:
                 self._project()
             if FusedStep.applies(self.net, self.objective) and self.settings.max_sweeps >= SWEEPS:
                 self._fused = FusedStep(self.net, cast(EnergyObjective, self.objective), self._flat, self._aim)
+            if self._capturable(data):
+                self._captured = self._capture(data)
             total = self.settings.epochs * len(data)
             done = self.position.epoch * len(data) + self.position.step * self.settings.batch_size
             lines = JsonLines(self.log, self.history)
@@ -243,33 +255,86 @@ class Trainer:
     def _epoch(self, data: Data, counts: SolveCounts, bar: ProgressBar, identity: dict[str, Any]) -> None:
         position, settings = self.position, self.settings
         self._began = time.perf_counter()
-        batches = self._order(len(data)).split(settings.batch_size)
+        order = self._order(len(data))
+        batches = order.split(settings.batch_size)
         counts.samples, counts.sweeps, counts.missed = position.samples, position.sweeps, position.missed
         n_steps = len(batches)
-        saved = time.monotonic()
+        self._saved = time.monotonic()
+        if self._captured is not None:
+            self._captured_epoch(self._captured, order, n_steps, counts, bar, identity)
         for rows in batches[position.step :]:
-            progress = (position.epoch * n_steps + position.step) / (settings.epochs * n_steps)
-            rate = settings.learning_rate * self._rate(progress)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            loss = self._step(data, rows.to(data.x.device), counts)
-            position.loss_sum += loss * len(rows)
-            position.weight_sum += len(rows)
-            position.step += 1
-            if loss != loss or loss in (float("inf"), float("-inf")):
-                norms = weight_norms(self.net, self._vectors, 20)
-                check_health(self.net, position.epoch + 1, loss, counts, 1.0, norms, settings.max_unconverged)
-            bar.advance(len(rows))
-            if self._interrupted or (self.checkpoint and time.monotonic() - saved > self.checkpoint_seconds):
-                position.samples, position.sweeps, position.missed = counts.samples, counts.sweeps, counts.missed
-                self._save(identity)
-                saved = time.monotonic()
-                if self._interrupted:
-                    raise KeyboardInterrupt
+            moment = position.epoch * n_steps + position.step
+            self._set_rate(settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)))
+            loss = float(self._step(data, rows.to(data.x.device), moment, settings.epochs * n_steps, counts))
+            self._note_steps(1, loss * len(rows), len(rows), counts, bar, identity)
         position.samples, position.sweeps, position.missed = counts.samples, counts.sweeps, counts.missed
 
-    def _step(self, data: Data, rows: Tensor, counts: SolveCounts) -> float:
-        """Take one optimiser step and return the batch's mean loss."""
+    def _captured_epoch(
+        self,
+        captured: CapturedSteps,
+        order: Tensor,
+        n_steps: int,
+        counts: SolveCounts,
+        bar: ProgressBar,
+        identity: dict[str, Any],
+    ) -> None:
+        """Take the steps of an epoch that have a full batch, until the graph's sweeps are not enough."""
+        position, settings = self.position, self.settings
+        size, whole, before = settings.batch_size, len(order) // settings.batch_size, position.epoch * n_steps
+        moments = range(before, before + whole)
+        rates = [settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)) for moment in moments]
+        captured.begin(order[: whole * size].view(whole, size), rates, position.step, before + position.step)
+        self._set_rate(captured.rate)
+        while position.step < whole:
+            steps = min(until_look(before + position.step), whole - position.step)
+            loss, (samples, sweeps, missed) = captured.run(steps)
+            counts.samples, counts.sweeps, counts.missed = (
+                counts.samples + samples,
+                counts.sweeps + sweeps,
+                counts.missed + missed,
+            )
+            counts.missed_phase = "captured step" if missed else counts.missed_phase
+            position.captured_sweeps = captured.sweeps
+            self._note_steps(steps, loss, steps * size, counts, bar, identity)
+            if captured.exhausted and missed > settings.max_unconverged * samples:
+                logger.info("%d of %d solves of captured steps do not converge: over to single steps", missed, samples)
+                self._captured = None
+                break
+        self._set_rate(rates[-1] if rates else settings.learning_rate)
+
+    def _set_rate(self, rate: float | Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _note_steps(
+        self, steps: int, loss: float, n: int, counts: SolveCounts, bar: ProgressBar, identity: dict[str, Any]
+    ) -> None:
+        """Account for some steps with this sum of losses over ``n`` samples, and keep a checkpoint if it is time."""
+        position = self.position
+        position.loss_sum += loss
+        position.weight_sum += n
+        position.step += steps
+        if loss != loss or loss in (float("inf"), float("-inf")):
+            norms = weight_norms(self.net, self._vectors, 20)
+            check_health(self.net, position.epoch + 1, loss, counts, 1.0, norms, self.settings.max_unconverged)
+        bar.advance(n)
+        if self._interrupted or (self.checkpoint and time.monotonic() - self._saved > self.checkpoint_seconds):
+            position.samples, position.sweeps, position.missed = counts.samples, counts.sweeps, counts.missed
+            self._save(identity)
+            self._saved = time.monotonic()
+            if self._interrupted:
+                raise KeyboardInterrupt
+
+    def _step(self, data: Data, rows: Tensor, moment: int, total: int, counts: SolveCounts) -> float:
+        """Take one optimiser step, number ``moment`` of ``total``, and return the batch's mean loss."""
+        batch, weight = self._batch(data, rows, moment, total)
+        loss = float(self._descend(batch, weight, counts))
+        self._update()
+        if self._activations is not None and batch.activations is not None:
+            self._activations[rows] = batch.activations
+        return loss
+
+    def _batch(self, data: Data, rows: Tensor, moment: int | Tensor, total: int) -> tuple[Batch, Tensor | None]:
         # the compiled step reads no labels
         label = data.label if self._fused is None else None
         x, target, label, start, weight = (
@@ -277,24 +342,29 @@ class Trainer:
             for part in (data.x, data.target, label, self._activations, data.weight)
         )
         assert x is not None
-        batch = Batch(x, target, label, start)
-        loss = self._descend(batch, weight, counts)
+        if self.settings.shifts:
+            x = shifted(x, rows, moment, self.settings.seed, self.settings.shifts)
+        return Batch(x, target, label, start, progress=moment / total), weight
+
+    def _update(self) -> None:
+        """Change the parameters by their gradients."""
         if self.settings.weight_decay:
             # lambda |W_{L-1}|_F^2
             weights, slope = self._last
             slope.add_(weights, alpha=2 * self.settings.weight_decay)
         if self.settings.optimizer == "sgd":
             # what torch's step does, without what it does around it: a tenth of a small step
+            rate = self.optimizer.param_groups[0]["lr"]
             for stretch in self.optimizer.param_groups[0]["params"]:
-                stretch.add_(stretch.grad, alpha=-self.optimizer.param_groups[0]["lr"])
+                if isinstance(rate, Tensor):
+                    stretch.addcmul_(stretch.grad, rate, value=-1)
+                else:
+                    stretch.add_(stretch.grad, alpha=-rate)
         else:
             self.optimizer.step()
         self._project()
-        if self._activations is not None and batch.activations is not None:
-            self._activations[rows] = batch.activations
-        return loss
 
-    def _descend(self, batch: Batch, weight: Tensor | None, counts: SolveCounts) -> float:
+    def _descend(self, batch: Batch, weight: Tensor | None, counts: SolveCounts) -> float | Tensor:
         """Set the parameters' gradients and return the mean loss."""
         n = len(batch.x)
         if isinstance(self.objective, EnergyObjective):
@@ -304,13 +374,37 @@ class Trainer:
                 if loss is None:
                     terms = self.objective.terms(self.net, batch)
                     self._flat.set_gradient(total_gradients(terms, share))
-                    loss = float(torch.dot(total(terms, n), share))
+                    return torch.dot(total(terms, n), share)
                 return loss
         losses = self.objective(self.net, batch)
         mean = losses.mean() if weight is None else (losses * weight).mean()
         self._flat.gradient.zero_()
         mean.backward()
-        return float(mean.detach())
+        return mean.detach()
+
+    def _capturable(self, data: Data) -> bool:
+        """Whether steps can be captured in a graph: on a CUDA device, with solves and an objective that never wait for it."""
+        return (
+            data.x.is_cuda
+            and bool(getattr(self.objective, "capturable", False))
+            and self.net.energy_now().n_free > 0
+            and self.net.solver in ("auto", "accelerated")
+            and len(data) >= self.settings.batch_size
+        )
+
+    def _capture(self, data: Data) -> CapturedSteps:
+        size = self.settings.batch_size
+        total, nobody = self.settings.epochs * -(-len(data) // size), SolveCounts()
+
+        def slopes(rows: Tensor, moment: Tensor) -> Tensor:
+            batch, weight = self._batch(data, rows, moment, total)
+            loss = cast(Tensor, self._descend(batch, weight, nobody))
+            if self._activations is not None and batch.activations is not None:
+                self._activations[rows] = batch.activations
+            return loss * size
+
+        captured = self.position.captured_sweeps
+        return CapturedSteps(self.net, slopes, self._update, size, len(data) // size, self._aim, captured)
 
     def _project(self) -> None:
         """Keep what must hold after every step: the objective's own constraint, and the cap on weight norms."""
@@ -319,11 +413,9 @@ class Trainer:
             project(self.net)
         cap = self.settings.max_weight_norm
         if cap is not None:
-            norms = weight_norms(self.net, self._vectors, 1)
             with torch.no_grad():
-                for w, norm in zip(self.net.W[:-1], norms[:-1], strict=True):
-                    if norm > cap:
-                        w.mul_(cap / norm)
+                for w, norm in zip(self.net.W[:-1], layer_norms(self.net, self._vectors, 1)[:-1], strict=True):
+                    w.mul_((cap / norm).clamp(max=1))
 
     def _finish_epoch(
         self,
@@ -344,7 +436,7 @@ class Trainer:
             "stage": position.stage,
             "epoch": position.epoch + 1,
             "loss": loss,
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             "seconds": seconds,
             "samples_per_second": len(data) / seconds,
             "sweeps": counts.sweeps / max(counts.samples, 1),
@@ -420,7 +512,9 @@ class Trainer:
 
     @property
     def _aim(self) -> float:
-        return AIM[self.net.W[0].dtype] if self.settings.tol is None else self.settings.tol
+        if self.settings.tol is not None:
+            return self.settings.tol
+        return (AIM if isinstance(self.objective, EnergyObjective) else DEFAULT_TOL)[self.net.W[0].dtype]
 
     @contextmanager
     def _observed(self) -> Iterator[SolveCounts]:
@@ -458,9 +552,10 @@ def _optimizer(flat: FlatParameters, settings: Settings) -> torch.optim.Optimize
     if settings.optimizer == "sgd":
         return torch.optim.SGD(flat.everything(), lr=rate, fused=True)
     if settings.optimizer == "adam":
-        return torch.optim.Adam(flat.everything(), lr=rate, fused=True)
+        return torch.optim.Adam(flat.everything(), lr=rate, fused=True, capturable=flat.vector.is_cuda)
     groups = [
         {"params": flat.weights(), "weight_decay": settings.decoupled_weight_decay},
         {"params": flat.biases(), "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=rate, fused=True)
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=rate, fused=True, capturable=flat.vector.is_cuda)
