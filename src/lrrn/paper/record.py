@@ -172,8 +172,8 @@ def _preface(data: str, extent: Extent, results: dict[Row, dict[str, Any]]) -> l
     options = f"{' --validation' if extent.validation else ''}{' --quick' if extent.quick else ''}"
     text = [
         f"Made by `lrrn reproduce record --dataset {data}{options}`: {len(results)} training runs.",
-        "Recipes were chosen on a validation split, trained on the first five sixths of the training images and measured on the "
-        "last sixth (`--validation`), or are those that a baseline's authors published. Test images played no part in it.",
+        "Recipes were chosen on a validation split, trained on the first five sixths of the training images and measured on "
+        "the last sixth (`--validation`), or are those that a baseline's authors published. Test images played no part in it.",
     ]
     if extent.validation:
         text.append(

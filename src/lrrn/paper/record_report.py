@@ -78,7 +78,7 @@ def _main(data: str, groups: Mapping[str, list[Row]], results: Results, reasons:
     section = Section("Clean and certified accuracy, in per cent")
     section.text = [
         "Certified: right, and proven to stay so under every perturbation of that Euclidean norm, in units where a pixel is "
-        "from 0 to 1; by the best bound that was proven for each image. Of several seeds: the mean, and in brackets the smallest "
+        "from 0 to 1; by the best bound that was proven for each image. Of several seeds: the mean, in brackets the smallest "
         "and the largest. The median radius is that of the predicted label, right or wrong, as in the paper."
     ]
     if data in PUBLISHED:

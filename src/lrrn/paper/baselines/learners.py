@@ -66,7 +66,7 @@ def _installed(module: str) -> bool:
 
 
 def _logistic(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device: str, folder: Path | None) -> Baseline:
-    """Multinomial logistic regression: linear scores, so the pairwise radius is the distance to the nearest boundary."""
+    """Fit multinomial logistic regression: scores are linear, so the pairwise radius is the distance to a boundary."""
     import warnings
 
     from sklearn.exceptions import ConvergenceWarning
@@ -83,7 +83,7 @@ def _nearest(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device: s
 
 
 def _prototypes(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device: str, folder: Path | None) -> Baseline:
-    """Prototypes that maximise their own certificate up to a margin (Voracek and Hein, 2022), from random samples."""
+    """Train prototypes that maximise their own certificate up to a margin (Voracek and Hein, 2022), from random samples."""
     options = dict(recipe)
     per_class, margin, paired = options.pop("per_class"), options.pop("margin"), options.pop("paired")
     rng = np.random.default_rng(seed)
@@ -136,7 +136,7 @@ class _Prototypes(nn.Module):
 
 
 def _torchlip(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device: str, folder: Path | None) -> Baseline:
-    """An MLP of deel-torchlip: spectral norms one by Bjorck's iteration, GroupSort2, output neurons of norm one each."""
+    """Train an MLP of deel-torchlip: spectral norms one by Bjorck's iteration, GroupSort2, outputs of norm one each."""
     from deel import torchlip
 
     options = dict(recipe)
@@ -157,7 +157,7 @@ def _torchlip(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device: 
 
 
 def _orthogonium(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device: str, folder: Path | None) -> Baseline:
-    """An MLP of orthogonium: orthogonal layers, MaxMin, cross-entropy with an offset and a temperature."""
+    """Train an MLP of orthogonium: orthogonal layers, MaxMin, cross-entropy with an offset and a temperature."""
     from orthogonium.layers import MaxMin, OrthoLinear, UnitNormLinear
     from orthogonium.losses import LossXent
 
