@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from lrrn.certify.attacks import minimal_perturbation, pgd
 from lrrn.estimators import LRRNClassifier
@@ -172,27 +173,16 @@ def attack(
     distances[rows] = np.inf
     if len(rows):
         given = np.asarray(X[rows], dtype=np.float64)
-        x = torch.as_tensor((given - offset) / scale)
         label = torch.as_tensor(np.searchsorted(model.classes_, np.asarray(y)[rows]))
         box = None if clip is None else tuple(torch.as_tensor((np.full(X.shape[1], end) - offset) / scale) for end in clip)
-        shortest = minimal_perturbation(net, x, label, seed=seed, clip=box)  # type: ignore[arg-type]
-        distances[rows] = _measured(model, given, np.asarray(y)[rows], shortest.x.cpu().numpy())
-        for size in audit.eps:
-            left = np.flatnonzero(distances[rows] > size)
-            if size > 0 and len(left):
-                logger.info("gradient ascent at %g on %d samples", size, len(left))
-                found = pgd(
-                    net,
-                    x[left],
-                    label[left],
-                    size / scale,
-                    steps=steps,
-                    restarts=restarts,
-                    seed=seed,
-                    clip=box,  # type: ignore[arg-type]
-                )
-                measured = _measured(model, given[left], np.asarray(y)[rows[left]], found.x.cpu().numpy())
-                distances[rows[left]] = np.minimum(distances[rows[left]], measured)
+
+        def measured(some: Array, x: torch.Tensor) -> Array:
+            return _measured(model, given[some], np.asarray(y)[rows[some]], x.cpu().numpy())
+
+        options: dict[str, Any] = {"scale": scale, "steps": steps, "restarts": restarts, "clip": box, "seed": seed}
+        distances[rows] = found_by_attacks(
+            net, torch.as_tensor((given - offset) / scale), label, audit.eps, measured, **options
+        )
     settings = {"steps": steps, "restarts": restarts, "seed": seed, "clip": None if clip is None else list(clip)}
     return Audit(
         name,
@@ -205,6 +195,43 @@ def attack(
         settings,
         audit.seconds + time.perf_counter() - start,
     )
+
+
+def found_by_attacks(
+    net: nn.Module,
+    x: torch.Tensor,
+    label: torch.Tensor,
+    sizes: Sequence[float],
+    measured: Callable[[Array, torch.Tensor], Array],
+    *,
+    scale: float = 1.0,
+    steps: int = 50,
+    restarts: int = 3,
+    clip: Any = None,
+    seed: int = 0,
+) -> Array:
+    """Return the norms of the smallest perturbations that attacks found: shortest ones, then gradient ascent at every size.
+
+    Parameters
+    ----------
+    net, x, label, steps, restarts, clip, seed
+        As in :func:`lrrn.certify.pgd`.
+    sizes : sequence of float
+        Of the gradient ascents, in the units of what was measured.
+    measured : callable
+        From numbers of samples and perturbed inputs to the norms of those perturbations that succeeded, ``inf`` for the others.
+    scale : float, default=1.0
+        One unit of x in units of what was measured.
+    """
+    distances = measured(np.arange(len(x)), minimal_perturbation(net, x, label, seed=seed, clip=clip).x)
+    for size in sizes:
+        left = np.flatnonzero(distances > size)
+        if size > 0 and len(left):
+            logger.info("gradient ascent at %g on %d samples", size, len(left))
+            options: dict[str, Any] = {"steps": steps, "restarts": restarts, "seed": seed, "clip": clip}
+            found = pgd(net, x[left], label[left], size / scale, **options)
+            distances[left] = np.minimum(distances[left], measured(left, found.x))
+    return distances
 
 
 def _measured(model: LRRNClassifier, X: Array, y: Array, x: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lrrn.audit import Audit
     from lrrn.estimators import LRRNClassifier
     from lrrn.evaluation import Evaluation, Model
+    from lrrn.paper.sections import Section
 
 app = typer.Typer(
     help="Lifted regression/reconstruction networks: prediction, certified radius and energy from one convex model.",
@@ -242,7 +243,7 @@ def attack_command(
 
 @app.command()
 def reproduce(
-    item: Annotated[str, typer.Argument(help="table1, table2, table3, learning-curves, pretraining, filters, or all.")],
+    item: Annotated[str, typer.Argument(help="table1, table2, table3, learning-curves, pretraining, filters, all; or record.")],
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run of minutes on a part of the data.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report, the results and the figures.")] = Path(
         "out/reproduction"
@@ -257,26 +258,38 @@ def reproduce(
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "cpu",
     json_file: JsonFile = None,
+    dataset: Annotated[str | None, typer.Option(help="Record: mnist, fashion_mnist, kmnist or kmnist_7011.")] = None,
+    rows: Annotated[str | None, typer.Option(help="Record: which to carry out, such as wide,logistic or wide:1.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Record: seeds of whatever is random; 3 if not given.", min=1)] = None,
+    stages: Annotated[str | None, typer.Option(help="Record: some of train,certify,local,attack,autoattack.")] = None,
+    images: Annotated[int | None, typer.Option(help="Record: images for local radii and attacks; 1000.", min=0)] = None,
+    autoattack: Annotated[int | None, typer.Option(help="Record: images for AutoAttack; 500.", min=0)] = None,
+    budget: Annotated[float | None, typer.Option(help="Record: seconds after which no more images are begun.")] = None,
+    validation: Annotated[bool, typer.Option("--validation", help="Record: on held-out training images.")] = False,
 ) -> None:
-    """Make the paper's tables and figures from data and compare. Interrupt it at any time: the same command continues."""
+    """Make the paper's tables and figures from data and compare. Interrupt it at any time: the same command continues.
+
+    The record trains, certifies and attacks our widest networks and baselines on one data set.
+    """
     from lrrn.paper import reproduce as run
     from lrrn.paper.report import summary
-    from lrrn.paper.sections import COLUMNS
 
     json_file = _writable(json_file)
+    of_record = {
+        "dataset": dataset, "rows": rows, "seeds": seeds, "stages": stages, "images": images, "autoattack": autoattack,
+        "budget": budget, "validation": validation or None,
+    }  # fmt: skip
+    given = {name: value for name, value in of_record.items() if value is not None}
+    if item == "record":
+        common = {"quick": quick, "jobs": jobs, "root": root, "download": download, "report_only": report_only, "seed": seed}
+        _record(given, work, output, json_file, {**common, "device": _device(device)})
+        return
+    if given:
+        raise typer.BadParameter(f"--{next(iter(given))} belongs to lrrn reproduce record, not to {item}")
     with _explained(None):
         options: dict[str, Any] = {"root": root, "seed": seed, "device": _device(device), "download": download}
         done = run(item, work, output, quick=quick, jobs=jobs, report_only=report_only, **options)
-    for section in done.sections:
-        if section.comparisons:
-            table = Table(title=section.title)
-            for column in COLUMNS:
-                table.add_column(column)
-            for comparison in section.comparisons:
-                table.add_row(*comparison.cells())
-            console.print(table)
-            for remark in section.remarks():
-                console.print(remark, highlight=False)
+    _show_comparisons(done.sections)
     console.print(f"{summary(done.sections)} {done.seconds:.0f} s. The report is {output / 'report.html'}.")
     _dump(json_file, json.loads((output / "results.json").read_text()))
     if done.failed:
@@ -329,6 +342,49 @@ def bench(
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _record(given: dict[str, Any], work: Path, output: Path, json_file: Path | None, options: dict[str, Any]) -> None:
+    """Carry out lrrn reproduce record."""
+    from lrrn.paper.record import record
+
+    if "dataset" not in given:
+        raise typer.BadParameter("record needs --dataset: mnist, fashion_mnist, kmnist or kmnist_7011")
+    names = {"images": "n_images", "autoattack": "n_autoattack"}
+    data = given.pop("dataset")
+    changes = {names.get(name, name): value for name, value in given.items()}
+    changes |= {name: changes[name].split(",") for name in ("rows", "stages") if name in changes}
+    if output == Path("out/reproduction"):  # the default, which is the paper's
+        output = Path("out/record") / (data + "-validation" * ("validation" in given))
+    with _explained(None):
+        done = record(data, work, output, **options, **changes)
+    _show(done.sections[0].title, *done.sections[0].tables[0][1:])
+    _show_comparisons(done.sections)
+    console.print(f"{done.seconds:.0f} s. The report is {output / 'report.html'}.")
+    _dump(json_file, json.loads((output / "results.json").read_text()))
+    for name, reason in done.failed.items():
+        typer.echo(f"Error: the row {name} failed: {reason}", err=True)
+    for what in done.disagreements:
+        typer.echo(f"Error: an attack contradicts a certificate, which is a bug: {what}", err=True)
+    if done.failed or done.disagreements:
+        raise typer.Exit(1)
+
+
+def _show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _show_comparisons(sections: Sequence[Section]) -> None:
+    for section in sections:
+        if section.comparisons:
+            _show(section.title, section.columns, [comparison.cells() for comparison in section.comparisons])
+            for remark in section.remarks():
+                console.print(remark, highlight=False)
 
 
 def _publish(

@@ -129,15 +129,25 @@ class Run:
 
 def training_data(run: Run, root: Path | None, download: bool) -> tuple[Array, Array]:
     """Load what a run learns from."""
-    name, split = ("kmnist", "train_7011") if run.data == "kmnist_7011" else (run.data, "train")
-    X, y = datasets.load(name, split, root, download=download)
+    X, y = load_training(run.data, root, download)
     return X[: run.scale.samples], y[: run.scale.samples]
 
 
 def test_data(name: str, scale: Scale, root: Path | None, download: bool) -> tuple[Array, Array]:
     """Load the test images that go with a training set."""
-    X, y = datasets.load("kmnist" if name == "kmnist_7011" else name, "test", root, download=download)
+    X, y = load_test(name, root, download)
     return X[: scale.tests], y[: scale.tests]
+
+
+def load_training(data: str, root: Path | None, download: bool) -> tuple[Array, Array]:
+    """Load all training images of a key of ``DATA``."""
+    name, split = ("kmnist", "train_7011") if data == "kmnist_7011" else (data, "train")
+    return datasets.load(name, split, root, download=download)
+
+
+def load_test(data: str, root: Path | None, download: bool) -> tuple[Array, Array]:
+    """Load all test images that go with a key of ``DATA``."""
+    return datasets.load("kmnist" if data == "kmnist_7011" else data, "test", root, download=download)
 
 
 def execute(run: Run, folder: Path, root: Path | None, device: str = "cpu", download: bool = False) -> dict[str, Any]:
