@@ -50,6 +50,7 @@ def tried(recipe: dict[str, Any], data: str, device: str, method: str, seconds: 
     return {
         "data": data,
         "recipe": recipe,
+        "common": COMMON,
         "training seconds": training,
         "certifying seconds": time.perf_counter() - start,
         "clean": certificate.certified_accuracy(labels, 0.0),

@@ -12,10 +12,8 @@ Recipe = dict[str, Any]
 
 _MARGIN: Recipe = {
     "objective": "margin",
-    "temperature": 0.25,
     "optimizer": "adamw",
     "schedule": "one_cycle",
-    "learning_rate": 2e-3,
     "weight_decay": 0.0,
     "init": "uniform",
 }
@@ -23,22 +21,26 @@ _WIDE: Recipe = {
     **_MARGIN,
     "hidden_sizes": (2048,),
     "gamma": 1.0,
-    "decoupled_weight_decay": 0.5,
+    "learning_rate": 4e-3,
     "batch_size": 256,
-    "epochs": 50,
+    "epochs": 30,
+    # a prediction's tolerance gains nothing: its certified accuracy on validation images is the same
+    "tol": 1e-3,
 }
 _PAPER: Recipe = {
     **_MARGIN,
     "hidden_sizes": (64, 64),
     "gamma": 1 / 8,
+    "temperature": 0.25,
+    "learning_rate": 2e-3,
     "decoupled_weight_decay": 0.3,
     "batch_size": 128,
     "epochs": 40,
 }
 
 OURS: dict[str, Recipe] = {
-    "wide": {**_WIDE, "margin": 2.2},
-    "accurate": {**_WIDE, "margin": 0.8},
+    "wide": {**_WIDE, "margin": 3.3, "temperature": 0.25, "decoupled_weight_decay": 0.1},
+    "accurate": {**_WIDE, "margin": 1.2, "temperature": 0.15, "decoupled_weight_decay": 0.2, "shifts": 1},
     "paper_a": {**_PAPER, "margin": 0.7},
     "paper_b": {**_PAPER, "margin": 1.2},
 }
@@ -77,8 +79,8 @@ BASELINES: dict[str, Recipe] = {
 """Arguments of the learners in lrrn.paper.baselines."""
 
 CHANGES: dict[tuple[str, str], Recipe] = {
-    ("fashion_mnist", "wide"): {"hidden_sizes": (1024,), "margin": 1.2},
-    ("fashion_mnist", "accurate"): {"hidden_sizes": (1024,), "margin": 0.5},
+    ("fashion_mnist", "wide"): {"hidden_sizes": (1024,), "margin": 1.2, "epochs": 40},
+    ("fashion_mnist", "accurate"): {"hidden_sizes": (1024,), "margin": 0.8},
 }
 """What is different on a data set, by data set and row."""
 
