@@ -16,7 +16,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from lrrn import storage
+from lrrn import ranks, storage
 from lrrn.learning import checkpoint
 from lrrn.learning.checkpoint import Position
 from lrrn.learning.flat import FlatParameters
@@ -25,6 +25,7 @@ from lrrn.learning.monitor import SolveCounts, check_health, condition_number, s
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective, total, total_gradients
 from lrrn.learning.progress import JsonLines, ProgressBar
 from lrrn.learning.schedules import schedule
+from lrrn.learning.together import Together
 from lrrn.network import LRRN
 from lrrn.threads import one_thread
 
@@ -155,6 +156,11 @@ class Trainer:
         Show progress, if standard error is a terminal.
     history : sequence of dict
         Records of an earlier stage, to be continued.
+
+    Notes
+    -----
+    Inside :func:`lrrn.ranks.joined` every rank takes a part of each batch and their gradients are added up, so that all hold
+    the same parameters. Rank 0 alone validates, calls the callbacks and writes; the others hear the outcome.
     """
 
     def __init__(
@@ -185,8 +191,10 @@ class Trainer:
         self._best = [p.detach().clone() for p in net.parameters()]
         self._activations: Tensor | None = None
         self._interrupted = False
+        self._ranks = ranks.current()
+        self._together = Together(self._ranks, self._flat)
         for path in (self.checkpoint, log):
-            if path is not None:
+            if path is not None and self._ranks.is_main:
                 storage.check_writable(path)
 
     @property
@@ -216,20 +224,19 @@ class Trainer:
         if self.settings.reuse_activations:
             self._activations = data.x.new_zeros((len(data), sum(self.net.energy_now().free_sizes)))
         identity = self._identity(data)
-        if self.checkpoint is not None:
+        self._ranks.check_same("settings or data", identity)
+        if self.checkpoint is not None and self._ranks.is_main:
             storage.clear_remains(self.checkpoint)
         with one_thread(), self._flat.attached(), self._observed() as counts, self._interruptible():
-            if resume and self.checkpoint is not None and self.checkpoint.is_file():
-                self.position = checkpoint.restore(self.checkpoint, identity, self._carried(), self.optimizer)
-                logger.info("resumed from %s after epoch %d, step %d", self.checkpoint, self.position.epoch, self.position.step)
-            else:
+            if not (resume and self._resume(identity)):
+                self._ranks.copy_main(self._flat.vector)
                 self._project()
             if FusedStep.applies(self.net, self.objective) and self.settings.max_sweeps >= SWEEPS:
                 self._fused = FusedStep(self.net, cast(EnergyObjective, self.objective), self._flat, self._aim)
             total = self.settings.epochs * len(data)
             done = self.position.epoch * len(data) + self.position.step * self.settings.batch_size
-            lines = JsonLines(self.log, self.history)
-            with ProgressBar(self.verbose, self.position.stage, total, done) as bar:
+            lines = JsonLines(self.log if self._ranks.is_main else None, self.history)
+            with ProgressBar(self.verbose and self._ranks.is_main, self.position.stage, total, done) as bar:
                 while self.position.epoch < self.settings.epochs and not self._out_of_patience:
                     self._epoch(data, counts, bar, identity)
                     if self._finish_epoch(data, counts, validate, bar, lines, identity):
@@ -244,15 +251,16 @@ class Trainer:
         position, settings = self.position, self.settings
         self._began = time.perf_counter()
         batches = self._order(len(data)).split(settings.batch_size)
-        counts.samples, counts.sweeps, counts.missed = position.samples, position.sweeps, position.missed
         n_steps = len(batches)
-        saved = time.monotonic()
+        counts.samples = counts.sweeps = counts.missed = 0
+        shared, saved = position.step, time.monotonic()
         for rows in batches[position.step :]:
             progress = (position.epoch * n_steps + position.step) / (settings.epochs * n_steps)
             rate = settings.learning_rate * self._rate(progress)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            loss = self._step(data, rows.to(data.x.device), counts)
+            due = self.checkpoint is not None and time.monotonic() - saved > self.checkpoint_seconds
+            loss, stop, due = self._step(data, rows.to(data.x.device), counts, due)
             position.loss_sum += loss * len(rows)
             position.weight_sum += len(rows)
             position.step += 1
@@ -260,16 +268,21 @@ class Trainer:
                 norms = weight_norms(self.net, self._vectors, 20)
                 check_health(self.net, position.epoch + 1, loss, counts, 1.0, norms, settings.max_unconverged)
             bar.advance(len(rows))
-            if self._interrupted or (self.checkpoint and time.monotonic() - saved > self.checkpoint_seconds):
-                position.samples, position.sweeps, position.missed = counts.samples, counts.sweeps, counts.missed
+            if stop or due:
+                self._together.add_counts(counts, position)
+                self._together.complete(self._activations, batches[shared : position.step])
+                shared = position.step
                 self._save(identity)
                 saved = time.monotonic()
-                if self._interrupted:
+                if stop:
                     raise KeyboardInterrupt
-        position.samples, position.sweeps, position.missed = counts.samples, counts.sweeps, counts.missed
+        self._together.add_counts(counts, position)
+        self._together.complete(self._activations, batches[shared:])
 
-    def _step(self, data: Data, rows: Tensor, counts: SolveCounts) -> float:
-        """Take one optimiser step and return the batch's mean loss."""
+    def _step(self, data: Data, rows: Tensor, counts: SolveCounts, due: bool) -> tuple[float, bool, bool]:
+        """Take one optimiser step; return the batch's mean loss, whether to stop and whether to save: the same on all ranks."""
+        n = len(rows)
+        rows = rows[self._ranks.part(n)]
         # the compiled step reads no labels
         label = data.label if self._fused is None else None
         x, target, label, start, weight = (
@@ -278,7 +291,8 @@ class Trainer:
         )
         assert x is not None
         batch = Batch(x, target, label, start)
-        loss = self._descend(batch, weight, counts)
+        loss = self._descend(batch, weight, n, counts)
+        loss, stop, due = self._together.add_gradients(loss, self._interrupted, due)
         if self.settings.weight_decay:
             # lambda |W_{L-1}|_F^2
             weights, slope = self._last
@@ -292,22 +306,25 @@ class Trainer:
         self._project()
         if self._activations is not None and batch.activations is not None:
             self._activations[rows] = batch.activations
-        return loss
+        return loss, stop, due
 
-    def _descend(self, batch: Batch, weight: Tensor | None, counts: SolveCounts) -> float:
-        """Set the parameters' gradients and return the mean loss."""
-        n = len(batch.x)
+    def _descend(self, batch: Batch, weight: Tensor | None, n: int, counts: SolveCounts) -> float:
+        """Set the gradients of this rank's part of the mean over ``n`` samples, and return that part of the loss."""
+        here = len(batch.x)
+        if here == 0:
+            self._flat.gradient.zero_()
+            return 0.0
         if isinstance(self.objective, EnergyObjective):
             with torch.no_grad():
-                share = batch.x.new_full((n,), 1 / n) if weight is None else weight.div_(n)
+                share = batch.x.new_full((here,), 1 / n) if weight is None else weight.div_(n)
                 loss = None if self._fused is None else self._fused(batch, share, counts)
                 if loss is None:
                     terms = self.objective.terms(self.net, batch)
                     self._flat.set_gradient(total_gradients(terms, share))
-                    loss = float(torch.dot(total(terms, n), share))
+                    loss = float(torch.dot(total(terms, here), share))
                 return loss
         losses = self.objective(self.net, batch)
-        mean = losses.mean() if weight is None else (losses * weight).mean()
+        mean = (losses if weight is None else losses * weight).sum() / n
         self._flat.gradient.zero_()
         mean.backward()
         return float(mean.detach())
@@ -337,9 +354,11 @@ class Trainer:
         """Record the epoch, look after its health, and say whether training should end."""
         position = self.position
         loss = position.loss_sum / position.weight_sum
+        counts.samples, counts.sweeps, counts.missed = position.samples, position.sweeps, position.missed
         norms, condition = weight_norms(self.net, self._vectors, 20), condition_number(self.net)
         check_health(self.net, position.epoch + 1, loss, counts, condition, norms, self.settings.max_unconverged)
-        seconds = time.perf_counter() - self._began
+        self._together.check_equal(position.epoch + 1)
+        seconds = self._ranks.on_main(lambda: time.perf_counter() - self._began)
         record: dict[str, Any] = {
             "stage": position.stage,
             "epoch": position.epoch + 1,
@@ -353,7 +372,7 @@ class Trainer:
             "weight_norms": norms,
         }
         if validate is not None:
-            score = float(validate(self.net))
+            score = self._ranks.on_main(lambda: float(validate(self.net)))
             record["validation_score"] = score
             if position.best_score is None or score > position.best_score:
                 position.best_score, position.best_epoch = score, position.epoch + 1
@@ -367,10 +386,14 @@ class Trainer:
         lines.append(record)
         bar.note(f"epoch {position.epoch}, loss {loss:.4g}, {record['samples_per_second']:.0f} samples/s")
         logger.debug("epoch %d: loss %.4g, condition number %.3g", position.epoch, loss, condition)
+        stop = self._ranks.on_main(lambda: self._call_back(record))
+        self._save(identity)
+        return stop
+
+    def _call_back(self, record: dict[str, Any]) -> bool:
         stop = False
         for callback in self.callbacks:
             stop = bool(callback(self, record)) or stop
-        self._save(identity)
         return stop
 
     # --- state --------------------------------------------------------------------------------------------------------
@@ -402,8 +425,30 @@ class Trainer:
         }
 
     def _save(self, identity: dict[str, Any]) -> None:
-        if self.checkpoint is not None:
-            checkpoint.save(self.checkpoint, identity, self.position, self._carried(), self.optimizer)
+        path = self.checkpoint
+        if path is not None:
+            # a full disk stops all ranks, not the one that writes
+            self._ranks.on_main(lambda: checkpoint.save(path, identity, self.position, self._carried(), self.optimizer))
+
+    def _resume(self, identity: dict[str, Any]) -> bool:
+        """Continue from the checkpoint, which rank 0 reads for all; return whether there is one."""
+        path = self.checkpoint
+
+        def read() -> Position | None:
+            there = path is not None and path.is_file()
+            return checkpoint.restore(path, identity, self._carried(), self.optimizer) if path is not None and there else None
+
+        position = self._ranks.on_main(read)
+        if position is None:
+            return False
+        self.position = position
+        if self._ranks.connected:
+            for group in self._carried().values():
+                for tensor in group:
+                    self._ranks.copy_main(tensor)
+            self.optimizer.load_state_dict(self._ranks.on_main(self.optimizer.state_dict))
+        logger.info("resumed from %s after epoch %d, step %d", path, position.epoch, position.step)
+        return True
 
     @torch.no_grad()
     def _return_to_best(self) -> None:
