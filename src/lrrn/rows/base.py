@@ -174,12 +174,8 @@ def mapped(array: Any) -> mmap.mmap | None:
 
 
 def release(array: Array) -> None:
-    """Let the system have the pages of a memory-mapped array back; they are read again when they are needed again."""
+    """Let the system have the pages of an array's memory map back; they are read again when they are needed again."""
     source = mapped(array)
-    if source is None or not array.size or not array.flags.c_contiguous or not hasattr(source, "madvise"):
-        return
-    at = array.__array_interface__["data"][0] - np.frombuffer(source, np.uint8).__array_interface__["data"][0]
-    first = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE  # the page before belongs to the rows before, too
-    length = at + array.nbytes - first
-    if length > 0:
-        source.madvise(mmap.MADV_DONTNEED, first, length)
+    if source is not None and hasattr(source, "madvise"):
+        # all of the map: systems map a few MB around what is touched, which would add up over the chunks of a large file
+        source.madvise(mmap.MADV_DONTNEED)
