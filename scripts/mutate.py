@@ -216,8 +216,8 @@ MUTANTS = [
     Mutant(
         "compiled step adds the free phase's moments",
         "learning/_fused_numba.py",
-        "rows[2 * n + i, j] = -ab * second",
-        "rows[2 * n + i, j] = ab * second",
+        "rows[2 * n + i, j] = ab * (scale * second)",
+        "rows[2 * n + i, j] = -ab * (scale * second)",
         "test_fused.py::test_losses_and_derivatives_are_those_of_the_general_path",
     ),
     Mutant(

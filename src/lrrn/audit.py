@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -15,11 +16,15 @@ from torch import nn
 
 from lrrn.certify.attacks import minimal_perturbation, pgd
 from lrrn.estimators import LRRNClassifier
-from lrrn.evaluation import sizes_for
+from lrrn.evaluation import check_labels, sizes_for
+from lrrn.learning.checkpoint import fingerprint
 from lrrn.report import Page
+from lrrn.rows import ArrayRows, Rows
+from lrrn.scoring import Parts, over_rows
 
 Array = NDArray[Any]
 logger = logging.getLogger("lrrn.audit")
+LOCAL_ROWS = 16
 
 
 @final
@@ -80,8 +85,8 @@ class Audit:
             return np.zeros(0, dtype=np.int64)
         return np.flatnonzero(self.right & (self.distances < self.radii))
 
-    def as_json(self) -> dict[str, Any]:
-        """Return figures and samples, ready for ``json.dump``; a distance of null means that no attack succeeded."""
+    def as_json(self, samples: bool = True) -> dict[str, Any]:
+        """Return figures and, unless told not to, samples, for ``json.dump``; a distance of null: no attack succeeded."""
         content: dict[str, Any] = {
             "name": self.name,
             "n_samples": len(self.right),
@@ -97,37 +102,62 @@ class Audit:
             content["gap"] = {f"{size:g}": self.attacked(size) - self.certified(size) for size in self.eps}
             content["refuted"] = self.refuted.tolist()
             content["attacks"] = self.settings
-        samples: dict[str, Any] = {"right": self.right.tolist(), "radius": self.radii.tolist()}
-        if self.distances is not None:
-            samples["distance"] = [_finite(distance) for distance in self.distances.tolist()]
-        return {**content, "seconds": self.seconds, "samples": samples}
+        content["seconds"] = self.seconds
+        if samples:
+            content["samples"] = {"right": self.right.tolist(), "radius": self.radii.tolist()}
+            if self.distances is not None:
+                content["samples"]["distance"] = [_finite(distance) for distance in self.distances.tolist()]
+        return content
 
 
 def certify(
-    name: str, model: LRRNClassifier, X: Array, y: Array, eps: Sequence[float] | None = None, method: str = "auto"
+    name: str,
+    model: LRRNClassifier,
+    X: Array | Rows,
+    y: Array | None = None,
+    eps: Sequence[float] | None = None,
+    method: str = "auto",
+    samples: Path | None = None,
 ) -> Audit:
-    """Certify a fitted classifier.
+    """Certify a fitted classifier; inside :func:`lrrn.ranks.joined` all ranks share the work and get the same result.
 
     Parameters
     ----------
     name : str
         What to call it.
     model : LRRNClassifier
-    X : array of shape (n_samples, n_features)
+    X : array of shape (n_samples, n_features), or Rows
+        Rows bring their own labels and need not fit into memory.
     y : array of shape (n_samples,)
     eps : sequence of float, optional
         Sizes of perturbations, in the units of X. By default 0.1, 0.25 and 0.5, times the scale that ``standardize`` found.
     method : str, default="auto"
         As in :func:`lrrn.certify`.
+    samples : path, optional
+        Write label, radius and whether the label is right to this ``.npz`` or ``.parquet`` file; see :mod:`lrrn.scoring`.
 
     Returns
     -------
     Audit
     """
     start = time.perf_counter()
-    right = np.asarray(model.predict(X) == np.asarray(y))
-    radii = model.certified_radius(X, method)
-    return Audit(name, sizes_for(model, eps), method, "deployed", right, radii, seconds=time.perf_counter() - start)
+    rows = X if isinstance(X, Rows) else ArrayRows(np.asanyarray(X), None if y is None else np.asarray(y))
+    if not rows.has_targets:
+        raise ValueError(f"{rows.name} has no labels to compare predictions with")
+
+    def work(X: Array, y: Array | None, _: int) -> dict[str, Array]:
+        assert y is not None
+        check_labels(model, y)
+        prediction = model.predict(X)
+        return {"prediction": prediction, "right": prediction == y, "radius": model.certified_radius(X, method)}
+
+    run = {"model": fingerprint(*model.network_.parameters()), "method": method, "as": "certify"}
+    parts = None if samples is None else Parts(samples, run)
+    # a local radius takes a fraction of a second, so that a few samples are worth sharing
+    size = LOCAL_ROWS if method == "local" else model.chunk_rows_
+    columns = over_rows(rows, size, work, parts)
+    seconds = time.perf_counter() - start
+    return Audit(name, sizes_for(model, eps), method, "deployed", columns["right"], columns["radius"], seconds=seconds)
 
 
 def attack(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lrrn.estimators import LRRNClassifier
     from lrrn.evaluation import Evaluation, Model
     from lrrn.paper.sections import Section
+    from lrrn.rows import Rows
 
 app = typer.Typer(
     help="Lifted regression/reconstruction networks: prediction, certified radius and energy from one convex model.",
@@ -34,11 +35,22 @@ PageFile = Annotated[Path | None, typer.Option("--page", help="Write charts, fil
 Root = Annotated[Path | None, typer.Option("--data", help="Folder of the MNIST family; LRRN_DATA if not given.")]
 Source = Annotated[
     str,
-    typer.Argument(help="digits, mnist, kmnist, fashion_mnist; or a .npz file (arrays X, y) or a .csv file.", metavar="DATA"),
+    typer.Argument(
+        help="digits, mnist, kmnist, fashion_mnist; or a .npz (arrays X, y), .npy (X), .parquet or .csv file.", metavar="DATA"
+    ),
 ]
 Target = Annotated[
     str | None,
-    typer.Option(help="Column of a .csv file with the target, by name or number; 'none' if it has none. Last if not given."),
+    typer.Option(
+        help="Column of a .csv or .parquet file with the target, by name or, in .csv, number; last if not given. "
+        "For a .npy file another one with the targets. 'none' if there is none."
+    ),
+]
+Samples = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the results of each sample to this .npz or .parquet file. If interrupted, the same command goes on."
+    ),
 ]
 Eps = Annotated[str | None, typer.Option(help="Sizes of perturbations to certify, in the units of the data: 0.1,0.25,0.5.")]
 SavedModel = Annotated[Path, typer.Argument(help="A model saved by lrrn train or lrrn.save.", metavar="MODEL")]
@@ -119,6 +131,7 @@ def train(
     import time
 
     from lrrn.evaluation import evaluate
+    from lrrn.ranks import joined
     from lrrn.serialization import save
 
     json_file, page, output = _writable(json_file), _writable(page), _writable(output)
@@ -140,7 +153,7 @@ def train(
         "log": _writable(log),
         "device": _device(device),
     }
-    with _explained(checkpoint):
+    with _explained(checkpoint), joined(options["device"]) as ranks:
         (X, y), (X_test, y_test) = _split(data, root, target, test_share, seed, kind)
         shape = _shape(data, image, X.shape[1])
         scaled = standardize if standardize is not None else not (X.min() >= 0 and X.max() <= 1)
@@ -148,11 +161,12 @@ def train(
         start = time.perf_counter()
         model.fit(X, y)  # an energy model takes no notice of y
         seconds = time.perf_counter() - start
-        save(model, output)
+        ranks.on_main(lambda: save(model, output))
         name = str(getattr(model, "objective", "energy model"))
         result = evaluate(name, model, X_test, y_test, _sizes(eps), shape, X, seconds, seed)
-    _publish(f"{data}, samples held out", [result], json_file, page, shape)
-    console.print(f"saved to {output}")
+    if ranks.is_main:
+        _publish(f"{data}, samples held out", [result], json_file, page, shape)
+        console.print(f"saved to {output}")
 
 
 @app.command("evaluate")
@@ -164,20 +178,23 @@ def evaluate_command(
     split: Split = "test",
     eps: Eps = None,
     image: ImageShape = None,
+    samples: Samples = None,
     seed: Seed = 0,
     device: Device = "auto",
     json_file: JsonFile = None,
     page: PageFile = None,
 ) -> None:
-    """Show what a saved model is worth on some data."""
+    """Show what a saved model is worth on some data, which need not fit into memory."""
     from lrrn.evaluation import evaluate
+    from lrrn.ranks import joined
 
-    json_file, page = _writable(json_file), _writable(page)
-    with _explained(None):
-        fitted, X, y = _fitted(model, data, split, root, target, device)
-        shape = _shape(data, image, X.shape[1])
-        result = evaluate(model.name, fitted, X, y, _sizes(eps), shape, None, None, seed)
-    _publish(f"{model.name} on {data}", [result], json_file, page, shape)
+    json_file, page, samples = _writable(json_file), _writable(page), _writable(samples)
+    with _explained(None), joined(_device(device)) as ranks:
+        fitted, rows = _fitted(model, data, split, root, target, device)
+        shape = _shape(data, image, rows.n_features)
+        result = evaluate(model.name, fitted, rows, None, _sizes(eps), shape, None, None, seed, samples)
+    if ranks.is_main:
+        _publish(f"{model.name} on {data}", [result], json_file, page, shape)
 
 
 @app.command("certify")
@@ -190,20 +207,23 @@ def certify_command(
     eps: Eps = None,
     limit: Annotated[int | None, typer.Option(help="Take the first so many samples; all if not given.", min=1)] = None,
     method: Method = "auto",
+    samples: Samples = None,
     seed: Seed = 0,
     device: Device = "auto",
     json_file: JsonFile = None,
     page: PageFile = None,
 ) -> None:
-    """Prove how far samples can be perturbed before a saved classifier's label can change."""
+    """Prove how far samples can be perturbed before a saved classifier's label can change; they need not fit into memory."""
     from lrrn.audit import certify
+    from lrrn.ranks import joined
 
-    json_file, page = _writable(json_file), _writable(page)
-    with _explained(None):
-        classifier, X, y = _classifier(model, data, split, root, target, device, limit)
+    json_file, page, samples = _writable(json_file), _writable(page), _writable(samples)
+    with _explained(None), joined(_device(device)) as ranks:
+        classifier, rows = _classifier(model, data, split, root, target, device, limit)
         # nothing here is random; the option is there so that scripts can pass it to every command
-        audit = certify(model.name, classifier, X, y, _sizes(eps), method)
-    _publish_audit(f"{model.name} on {data}", audit, json_file, page)
+        audit = certify(model.name, classifier, rows, None, _sizes(eps), method, samples)
+    if ranks.is_main:
+        _publish_audit(f"{model.name} on {data}", audit, json_file, page, samples)
 
 
 @app.command("attack")
@@ -232,7 +252,9 @@ def attack_command(
     if box is not None and not (len(box) == 2 and box[0] < box[1]):
         raise typer.BadParameter(f"--clip should be two numbers, the smaller one first; got {clip!r}")
     with _explained(None):
-        classifier, X, y = _classifier(model, data, split, root, target, device, limit)
+        classifier, rows = _classifier(model, data, split, root, target, device, limit)
+        X, y = rows.everything()
+        assert y is not None
         options: dict[str, Any] = {"steps": steps, "restarts": restarts, "clip": box, "seed": seed}
         audit = attack(model.name, classifier, X, y, _sizes(eps), method, **options)
     _publish_audit(f"{model.name} on {data}", audit, json_file, page)
@@ -405,7 +427,7 @@ def _publish(
         console.print(f"charts and filters: {page}")
 
 
-def _publish_audit(title: str, audit: Audit, json_file: Path | None, page: Path | None) -> None:
+def _publish_audit(title: str, audit: Audit, json_file: Path | None, page: Path | None, samples: Path | None = None) -> None:
     from lrrn.audit import as_page, as_table, summary
 
     columns, rows = as_table(audit)
@@ -416,48 +438,50 @@ def _publish_audit(title: str, audit: Audit, json_file: Path | None, page: Path 
         table.add_row(*row)
     console.print(table)
     console.print(summary(audit))
-    _dump(json_file, {"title": title, **audit.as_json()})
+    _dump(json_file, {"title": title, **audit.as_json(samples is None)})
     if page is not None:
         page.write_text(as_page(title, audit), encoding="utf-8")
         console.print(f"chart: {page}")
 
 
-def _fitted(path: Path, data: str, split: str, root: Path | None, target: str | None, device: str) -> tuple[Model, Any, Any]:
-    """Load a fitted estimator and data that fit it."""
+def _fitted(path: Path, data: str, split: str, root: Path | None, target: str | None, device: str) -> tuple[Model, Rows]:
+    """Load a fitted estimator and open data that fit it."""
     from lrrn.network import LRRN
     from lrrn.serialization import load
 
     fitted = load(path, device=_device(device))
     if isinstance(fitted, LRRN):
         raise typer.BadParameter(f"{path} holds a bare network; save a fitted estimator to evaluate it")
-    X, y = _load(data, split, root, target)
-    if X.shape[1] != fitted.n_features_in_:
-        raise typer.BadParameter(f"{data} has {X.shape[1]} features and {path} was trained on {fitted.n_features_in_}")
-    return fitted, X, y
+    rows = _open(data, split, root, target)
+    if rows.n_features != fitted.n_features_in_:
+        raise typer.BadParameter(f"{data} has {rows.n_features} features and {path} was trained on {fitted.n_features_in_}")
+    return fitted, rows
 
 
 def _classifier(
     path: Path, data: str, split: str, root: Path | None, target: str | None, device: str, limit: int | None
-) -> tuple[LRRNClassifier, Any, Any]:
-    """Load a classifier and the first labelled samples of some data."""
+) -> tuple[LRRNClassifier, Rows]:
+    """Load a classifier and open the first labelled samples of some data."""
     from lrrn.estimators import LRRNClassifier
 
-    fitted, X, y = _fitted(path, data, split, root, target, device)
+    fitted, rows = _fitted(path, data, split, root, target, device)
     if not isinstance(fitted, LRRNClassifier):
         raise typer.BadParameter(f"{path} holds a {type(fitted).__name__}; only a classifier has labels to certify or attack")
-    if y is None:
+    if not rows.has_targets:
         raise typer.BadParameter(f"{data} has no labels to compare predictions with")
-    return fitted, X[:limit], y[:limit]
+    return fitted, rows.first(limit)
 
 
-def _load(data: str, split: str, root: Path | None, target: str | None) -> tuple[Any, Any]:
+def _open(data: str, split: str, root: Path | None, target: str | None) -> Rows:
     from lrrn import datasets
+    from lrrn.rows import ArrayRows
 
     if data in datasets.NAMES:
-        return datasets.load(data, split, root)
-    if Path(data).suffix not in (".npz", ".csv"):
-        raise typer.BadParameter(f"unknown data {data!r}; use one of {', '.join(datasets.NAMES)}, or a .npz or .csv file")
-    return datasets.read_table(data, target)
+        return ArrayRows(*datasets.load(data, split, root), data)
+    if Path(data).suffix not in datasets.TABLES:
+        kinds = f"{', '.join(datasets.TABLES[:-1])} or {datasets.TABLES[-1]}"
+        raise typer.BadParameter(f"unknown data {data!r}; use one of {', '.join(datasets.NAMES)}, or a {kinds} file")
+    return datasets.open_table(data, target)
 
 
 def _split(
@@ -470,12 +494,12 @@ def _split(
     from lrrn import datasets
 
     if data in datasets.NAMES:
-        return _load(data, "train", root, target), _load(data, "test", root, target)
-    X, y = _load(data, "train", root, target)
+        return datasets.load(data, "train", root), datasets.load(data, "test", root)
+    X, y = _open(data, "train", root, target).everything()
     if y is None and kind is not Kind.energy:
         raise datasets.DataError(f"{data} has no targets, which a {kind} needs; --model energy learns without")
     strata = None
-    if kind is Kind.classifier and np.unique(y, return_counts=True)[1].min() > 1:
+    if kind is Kind.classifier and y is not None and np.unique(y, return_counts=True)[1].min() > 1:
         strata = y
     train, held = train_test_split(np.arange(len(X)), test_size=share, stratify=strata, random_state=seed)
     return (X[train], None if y is None else y[train]), (X[held], None if y is None else y[held])

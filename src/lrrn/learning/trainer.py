@@ -16,7 +16,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from lrrn import storage
+from lrrn import ranks, storage
 from lrrn.learning import checkpoint
 from lrrn.learning.augment import image_side, shifted
 from lrrn.learning.captured import CapturedSteps, until_look
@@ -27,6 +27,7 @@ from lrrn.learning.monitor import SolveCounts, check_health, condition_number, l
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective, total, total_gradients
 from lrrn.learning.progress import JsonLines, ProgressBar
 from lrrn.learning.schedules import schedule
+from lrrn.learning.together import Together
 from lrrn.network import LRRN
 from lrrn.qp import DEFAULT_TOL
 from lrrn.threads import one_thread
@@ -162,6 +163,11 @@ class Trainer:
         Show progress, if standard error is a terminal.
     history : sequence of dict
         Records of an earlier stage, to be continued.
+
+    Notes
+    -----
+    Inside :func:`lrrn.ranks.joined` every rank takes a part of each batch and their gradients are added up, so that all hold
+    the same parameters. Rank 0 alone validates, calls the callbacks and writes; the others hear the outcome.
     """
 
     def __init__(
@@ -193,8 +199,10 @@ class Trainer:
         self._best = [p.detach().clone() for p in net.parameters()]
         self._activations: Tensor | None = None
         self._interrupted = False
+        self._ranks = ranks.current()
+        self._together = Together(self._ranks, self._flat)
         for path in (self.checkpoint, log):
-            if path is not None:
+            if path is not None and self._ranks.is_main:
                 storage.check_writable(path)
 
     @property
@@ -226,13 +234,12 @@ class Trainer:
         if self.settings.reuse_activations:
             self._activations = data.x.new_zeros((len(data), sum(self.net.energy_now().free_sizes)))
         identity = self._identity(data)
-        if self.checkpoint is not None:
+        self._ranks.check_same("settings or data", identity)
+        if self.checkpoint is not None and self._ranks.is_main:
             storage.clear_remains(self.checkpoint)
         with one_thread(), self._flat.attached(), self._observed() as counts, self._interruptible():
-            if resume and self.checkpoint is not None and self.checkpoint.is_file():
-                self.position = checkpoint.restore(self.checkpoint, identity, self._carried(), self.optimizer)
-                logger.info("resumed from %s after epoch %d, step %d", self.checkpoint, self.position.epoch, self.position.step)
-            else:
+            if not (resume and self._resume(identity)):
+                self._ranks.copy_main(self._flat.vector)
                 self._project()
             if FusedStep.applies(self.net, self.objective) and self.settings.max_sweeps >= SWEEPS:
                 self._fused = FusedStep(self.net, cast(EnergyObjective, self.objective), self._flat, self._aim)
@@ -240,8 +247,8 @@ class Trainer:
                 self._captured = self._capture(data)
             total = self.settings.epochs * len(data)
             done = self.position.epoch * len(data) + self.position.step * self.settings.batch_size
-            lines = JsonLines(self.log, self.history)
-            with ProgressBar(self.verbose, self.position.stage, total, done) as bar:
+            lines = JsonLines(self.log if self._ranks.is_main else None, self.history)
+            with ProgressBar(self.verbose and self._ranks.is_main, self.position.stage, total, done) as bar:
                 while self.position.epoch < self.settings.epochs and not self._out_of_patience:
                     self._epoch(data, counts, bar, identity)
                     if self._finish_epoch(data, counts, validate, bar, lines, identity):
@@ -257,59 +264,60 @@ class Trainer:
         self._began = time.perf_counter()
         order = self._order(len(data))
         batches = order.split(settings.batch_size)
-        counts.samples, counts.sweeps, counts.missed = position.samples, position.sweeps, position.missed
         n_steps = len(batches)
-        self._saved = time.monotonic()
+        counts.samples = counts.sweeps = counts.missed = 0
+        self._shared, self._saved = position.step, time.monotonic()
         if self._captured is not None:
-            self._captured_epoch(self._captured, order, n_steps, counts, bar, identity)
+            self._captured_epoch(self._captured, batches, counts, bar, identity)
         for rows in batches[position.step :]:
             moment = position.epoch * n_steps + position.step
             self._set_rate(settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)))
-            loss = float(self._step(data, rows.to(data.x.device), moment, settings.epochs * n_steps, counts))
-            self._note_steps(1, loss * len(rows), len(rows), counts, bar, identity)
-        position.samples, position.sweeps, position.missed = counts.samples, counts.sweeps, counts.missed
+            loss, stop, due = self._step(data, rows.to(data.x.device), moment, settings.epochs * n_steps, counts)
+            self._note_steps(1, loss * len(rows), len(rows), counts, bar)
+            if stop or due:
+                self._keep(batches, counts, identity, stop)
+        self._together.add_counts(counts, position)
+        self._together.complete(self._activations, batches[self._shared :])
 
     def _captured_epoch(
         self,
         captured: CapturedSteps,
-        order: Tensor,
-        n_steps: int,
+        batches: Sequence[Tensor],
         counts: SolveCounts,
         bar: ProgressBar,
         identity: dict[str, Any],
     ) -> None:
         """Take the steps of an epoch that have a full batch, until the graph's sweeps are not enough."""
-        position, settings = self.position, self.settings
-        size, whole, before = settings.batch_size, len(order) // settings.batch_size, position.epoch * n_steps
+        position, settings, n_steps = self.position, self.settings, len(batches)
+        whole = n_steps if len(batches[-1]) == settings.batch_size else n_steps - 1
+        before = position.epoch * n_steps
         moments = range(before, before + whole)
         rates = [settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)) for moment in moments]
-        captured.begin(order[: whole * size].view(whole, size), rates, position.step, before + position.step)
+        captured.begin(torch.stack(list(batches[:whole])), rates, position.step, before + position.step)
         self._set_rate(captured.rate)
         while position.step < whole:
             steps = min(until_look(before + position.step), whole - position.step)
             loss, (samples, sweeps, missed) = captured.run(steps)
-            counts.samples, counts.sweeps, counts.missed = (
-                counts.samples + samples,
-                counts.sweeps + sweeps,
-                counts.missed + missed,
-            )
+            counts.samples += samples
+            counts.sweeps += sweeps
+            counts.missed += missed
             counts.missed_phase = "captured step" if missed else counts.missed_phase
             position.captured_sweeps = captured.sweeps
-            self._note_steps(steps, loss, steps * size, counts, bar, identity)
+            self._note_steps(steps, loss, steps * settings.batch_size, counts, bar)
+            if self._interrupted or self._due:
+                self._keep(batches, counts, identity, self._interrupted)
             if captured.exhausted and missed > settings.max_unconverged * samples:
                 logger.info("%d of %d solves of captured steps do not converge: over to single steps", missed, samples)
                 self._captured = None
                 break
-        self._set_rate(rates[-1] if rates else settings.learning_rate)
+        self._set_rate(rates[-1])
 
     def _set_rate(self, rate: float | Tensor) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-    def _note_steps(
-        self, steps: int, loss: float, n: int, counts: SolveCounts, bar: ProgressBar, identity: dict[str, Any]
-    ) -> None:
-        """Account for some steps with this sum of losses over ``n`` samples, and keep a checkpoint if it is time."""
+    def _note_steps(self, steps: int, loss: float, n: int, counts: SolveCounts, bar: ProgressBar) -> None:
+        """Account for some steps with this sum of losses over ``n`` samples."""
         position = self.position
         position.loss_sum += loss
         position.weight_sum += n
@@ -318,21 +326,36 @@ class Trainer:
             norms = weight_norms(self.net, self._vectors, 20)
             check_health(self.net, position.epoch + 1, loss, counts, 1.0, norms, self.settings.max_unconverged)
         bar.advance(n)
-        if self._interrupted or (self.checkpoint and time.monotonic() - self._saved > self.checkpoint_seconds):
-            position.samples, position.sweeps, position.missed = counts.samples, counts.sweeps, counts.missed
-            self._save(identity)
-            self._saved = time.monotonic()
-            if self._interrupted:
-                raise KeyboardInterrupt
 
-    def _step(self, data: Data, rows: Tensor, moment: int, total: int, counts: SolveCounts) -> float:
-        """Take one optimiser step, number ``moment`` of ``total``, and return the batch's mean loss."""
+    @property
+    def _due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return self.checkpoint is not None and time.monotonic() - self._saved > self.checkpoint_seconds
+
+    def _keep(self, batches: Sequence[Tensor], counts: SolveCounts, identity: dict[str, Any], stop: bool) -> None:
+        """Write a checkpoint in the middle of an epoch, and end there if asked to."""
+        self._together.add_counts(counts, self.position)
+        self._together.complete(self._activations, batches[self._shared : self.position.step])
+        self._shared = self.position.step
+        self._save(identity)
+        self._saved = time.monotonic()
+        if stop:
+            raise KeyboardInterrupt
+
+    def _step(self, data: Data, rows: Tensor, moment: int, total: int, counts: SolveCounts) -> tuple[float, bool, bool]:
+        """Take one optimiser step, number ``moment`` of ``total``.
+
+        Return the batch's mean loss, whether to stop and whether to save: the same on all ranks.
+        """
+        n, due = len(rows), self._due
+        rows = rows[self._ranks.part(n)]
         batch, weight = self._batch(data, rows, moment, total)
-        loss = float(self._descend(batch, weight, counts))
+        loss = float(self._descend(batch, weight, n, counts))
+        loss, stop, due = self._together.add_gradients(loss, self._interrupted, due)
         self._update()
         if self._activations is not None and batch.activations is not None:
             self._activations[rows] = batch.activations
-        return loss
+        return loss, stop, due
 
     def _batch(self, data: Data, rows: Tensor, moment: int | Tensor, total: int) -> tuple[Batch, Tensor | None]:
         # the compiled step reads no labels
@@ -364,20 +387,23 @@ class Trainer:
             self.optimizer.step()
         self._project()
 
-    def _descend(self, batch: Batch, weight: Tensor | None, counts: SolveCounts) -> float | Tensor:
-        """Set the parameters' gradients and return the mean loss."""
-        n = len(batch.x)
+    def _descend(self, batch: Batch, weight: Tensor | None, n: int, counts: SolveCounts) -> float | Tensor:
+        """Set the gradients of this rank's part of the mean over ``n`` samples, and return that part of the loss."""
+        here = len(batch.x)
+        if here == 0:
+            self._flat.gradient.zero_()
+            return 0.0
         if isinstance(self.objective, EnergyObjective):
             with torch.no_grad():
-                share = batch.x.new_full((n,), 1 / n) if weight is None else weight.div_(n)
+                share = batch.x.new_full((here,), 1 / n) if weight is None else weight.div_(n)
                 loss = None if self._fused is None else self._fused(batch, share, counts)
                 if loss is None:
                     terms = self.objective.terms(self.net, batch)
                     self._flat.set_gradient(total_gradients(terms, share))
-                    return torch.dot(total(terms, n), share)
+                    return torch.dot(total(terms, here), share)
                 return loss
         losses = self.objective(self.net, batch)
-        mean = losses.mean() if weight is None else (losses * weight).mean()
+        mean = (losses if weight is None else losses * weight).sum() / n
         self._flat.gradient.zero_()
         mean.backward()
         return mean.detach()
@@ -386,6 +412,7 @@ class Trainer:
         """Whether steps can be captured in a graph: on a CUDA device, with solves and an objective that never wait for it."""
         return (
             data.x.is_cuda
+            and not self._ranks.connected
             and bool(getattr(self.objective, "capturable", False))
             and self.net.energy_now().n_free > 0
             and self.net.solver in ("auto", "accelerated")
@@ -398,7 +425,7 @@ class Trainer:
 
         def slopes(rows: Tensor, moment: Tensor) -> Tensor:
             batch, weight = self._batch(data, rows, moment, total)
-            loss = cast(Tensor, self._descend(batch, weight, nobody))
+            loss = cast(Tensor, self._descend(batch, weight, size, nobody))
             if self._activations is not None and batch.activations is not None:
                 self._activations[rows] = batch.activations
             return loss * size
@@ -429,9 +456,11 @@ class Trainer:
         """Record the epoch, look after its health, and say whether training should end."""
         position = self.position
         loss = position.loss_sum / position.weight_sum
+        counts.samples, counts.sweeps, counts.missed = position.samples, position.sweeps, position.missed
         norms, condition = weight_norms(self.net, self._vectors, 20), condition_number(self.net)
         check_health(self.net, position.epoch + 1, loss, counts, condition, norms, self.settings.max_unconverged)
-        seconds = time.perf_counter() - self._began
+        self._together.check_equal(position.epoch + 1)
+        seconds = self._ranks.on_main(lambda: time.perf_counter() - self._began)
         record: dict[str, Any] = {
             "stage": position.stage,
             "epoch": position.epoch + 1,
@@ -445,7 +474,7 @@ class Trainer:
             "weight_norms": norms,
         }
         if validate is not None:
-            score = float(validate(self.net))
+            score = self._ranks.on_main(lambda: float(validate(self.net)))
             record["validation_score"] = score
             if position.best_score is None or score > position.best_score:
                 position.best_score, position.best_epoch = score, position.epoch + 1
@@ -459,10 +488,14 @@ class Trainer:
         lines.append(record)
         bar.note(f"epoch {position.epoch}, loss {loss:.4g}, {record['samples_per_second']:.0f} samples/s")
         logger.debug("epoch %d: loss %.4g, condition number %.3g", position.epoch, loss, condition)
+        stop = self._ranks.on_main(lambda: self._call_back(record))
+        self._save(identity)
+        return stop
+
+    def _call_back(self, record: dict[str, Any]) -> bool:
         stop = False
         for callback in self.callbacks:
             stop = bool(callback(self, record)) or stop
-        self._save(identity)
         return stop
 
     # --- state --------------------------------------------------------------------------------------------------------
@@ -494,8 +527,30 @@ class Trainer:
         }
 
     def _save(self, identity: dict[str, Any]) -> None:
-        if self.checkpoint is not None:
-            checkpoint.save(self.checkpoint, identity, self.position, self._carried(), self.optimizer)
+        path = self.checkpoint
+        if path is not None:
+            # a full disk stops all ranks, not the one that writes
+            self._ranks.on_main(lambda: checkpoint.save(path, identity, self.position, self._carried(), self.optimizer))
+
+    def _resume(self, identity: dict[str, Any]) -> bool:
+        """Continue from the checkpoint, which rank 0 reads for all; return whether there is one."""
+        path = self.checkpoint
+
+        def read() -> Position | None:
+            there = path is not None and path.is_file()
+            return checkpoint.restore(path, identity, self._carried(), self.optimizer) if path is not None and there else None
+
+        position = self._ranks.on_main(read)
+        if position is None:
+            return False
+        self.position = position
+        if self._ranks.connected:
+            for group in self._carried().values():
+                for tensor in group:
+                    self._ranks.copy_main(tensor)
+            self.optimizer.load_state_dict(self._ranks.on_main(self.optimizer.state_dict))
+        logger.info("resumed from %s after epoch %d, step %d", path, position.epoch, position.step)
+        return True
 
     @torch.no_grad()
     def _return_to_best(self) -> None:

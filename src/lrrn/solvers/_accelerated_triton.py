@@ -115,8 +115,8 @@ def relax(product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, d
 def conjugate(product_ptr, half_ptr, direction_ptr, left_ptr, moved_ptr, mask_ptr, state_ptr, dim, WIDTH: tl.constexpr):
     """Take a step of conjugate gradients for one sample, given A / L times its direction in half precision.
 
-    ``state_ptr`` holds two numbers a sample: the squared norm of what is left of the right-hand side, and what the direction was
-    divided by to become its half-precision copy.
+    ``state_ptr`` holds two numbers a sample: the squared norm of what is left of the right-hand side, and what the direction
+    was divided by to become its half-precision copy.
     """
     row = tl.program_id(0).to(tl.int64)
     units = tl.arange(0, WIDTH)
