@@ -1,4 +1,4 @@
-"""Try recipes of the certified-accuracy record on a validation split: learn from 50,000 training images, judge by 10,000 others.
+"""Try recipes of the certified-accuracy record on a validation split: five sixths of the training images, and the last sixth.
 
 The test images are not read. Each recipe is a JSON object of ``LRRNClassifier`` parameters on a line of a file; results are
 appended to another, a line each, and recipes that have one are not tried again.
