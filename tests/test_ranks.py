@@ -64,7 +64,9 @@ def test_two_ranks_train_as_one_does(two, name):
     moved = worker.flat(alone.net) - worker.flat(worker.network())
     assert float((tensors[f"trained {name}"] - worker.flat(alone.net)).norm() / moved.norm()) < 1e-3
     assert moved.norm() > 0.01
-    assert [r["loss"] for r in out[f"history {name}"]] == pytest.approx([r["loss"] for r in alone.history], rel=1e-4)
+    # a loss is a difference of float32 energies of order one
+    losses = [r["loss"] for r in alone.history]
+    assert [r["loss"] for r in out[f"history {name}"]] == pytest.approx(losses, rel=1e-4, abs=3e-7)
     # every solve is counted once, whoever made it; both phases of 49 samples
     assert [r["sweeps"] for r in out[f"history {name}"]] == pytest.approx([r["sweeps"] for r in alone.history], rel=1e-2)
     assert [r["validation_score"] for r in out[f"history {name}"]] == pytest.approx(
