@@ -175,8 +175,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_to_the_same_bits(tmp_path):
     whole = small_net()
     Trainer(whole, CrossEntropy(), settings).fit(data)
     before = signal.getsignal(signal.SIGINT)
-    interrupted = Trainer(small_net(), CrossEntropy(), settings, checkpoint=path)
-    interrupted.objective = Interrupt(interrupted.objective, at=9)
+    interrupted = Trainer(small_net(), Interrupt(CrossEntropy(), at=9), settings, checkpoint=path)
     interrupted._identity = Trainer(small_net(), CrossEntropy(), settings)._identity
     with pytest.raises(KeyboardInterrupt):
         interrupted.fit(data)

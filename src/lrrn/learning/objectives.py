@@ -53,8 +53,9 @@ class Batch:
 class Objective(Protocol):
     """A loss.
 
-    It may also have a method ``project(net)``, called before training and after every step, and an attribute ``capturable``:
-    that neither of the two ever waits for a CUDA device, so that a graph can hold them.
+    It may also have a method ``project(net)``, called before training and after every step, and attributes: ``capturable``, that
+    neither of the two ever waits for a CUDA device, so that a graph can hold them; ``of_prediction``, that the loss depends on
+    the prediction alone, so that solves need not go further than a prediction's.
     """
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
@@ -252,6 +253,7 @@ class Margin:
     temperature: float | tuple[float, float] = 0.25
 
     capturable: ClassVar[bool] = True
+    of_prediction: ClassVar[bool] = True
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict through the implicit gradient and return the loss."""
@@ -270,7 +272,7 @@ class Margin:
 class CrossEntropy:
     """Cross-entropy of the scores, through the implicit gradient."""
 
-    capturable = True
+    capturable = of_prediction = True
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict and return the loss."""
@@ -281,7 +283,7 @@ class CrossEntropy:
 class SquaredError:
     """Half the squared distance of the prediction from the target, through the implicit gradient."""
 
-    capturable = True
+    capturable = of_prediction = True
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict and return the loss."""
