@@ -53,9 +53,9 @@ class Batch:
 class Objective(Protocol):
     """A loss.
 
-    It may also have a method ``project(net)``, called before training and after every step, and attributes: ``capturable``, that
-    neither of the two ever waits for a CUDA device, so that a graph can hold them; ``of_prediction``, that the loss depends on
-    the prediction alone, so that solves need not go further than a prediction's.
+    It may also have a method ``project(net)``, called before training and after every step, and attributes: ``capturable``,
+    that neither of the two ever waits for a CUDA device, so that a graph can hold them; ``of_prediction``, that the loss
+    depends on the prediction alone, so that solves need not go further than a prediction's.
     """
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
