@@ -18,9 +18,9 @@ from lrrn.network import LRRN
 from lrrn.qp import DEFAULT_TOL
 
 AIM = {torch.float64: 1e-8, torch.float32: 4e-6}
-"""How far solves go while they make progress, unless ``tol`` is set. The two phases of contrastive learning differ by little, and
-by less as training goes on: at the tolerance of a prediction their difference drowns in the error of the solves. A loss of the
-prediction has no such difference, and its solves are content with that tolerance."""
+"""How far solves go while they make progress, unless ``tol`` is set. The two phases of contrastive learning differ by little,
+and by less as training goes on: at the tolerance of a prediction their difference drowns in the error of the solves. A loss of
+the prediction has no such difference, and its solves are content with that tolerance."""
 
 
 @final
