@@ -117,9 +117,9 @@ def _measurements(
     """Return what to do for which images, by the name of the file that keeps it."""
     todo: list[tuple[str, Callable[[slice], Array], int]] = []
     if "certify" in effort.stages:
-        todo.append((RIGHT, lambda some: contender.predict(X[some]) == y[some], len(X)))
         for method in contender.methods:
             todo.append((f"radii-{method}", partial(_radii, contender, X, method), len(X)))
+        todo.append((RIGHT, lambda some: contender.predict(X[some]) == y[some], len(X)))
     if "local" in effort.stages and contender.has_local:
         todo.append((f"radii-{LOCAL}", partial(_radii, contender, X, LOCAL), effort.images))
     if ATTACK in effort.stages:
