@@ -422,9 +422,16 @@ def made_up(accuracy, share, median=1.0):
     """Figures of a row with one certified accuracy at every size."""
     part = {"images": 10, "accuracy": accuracy, "median": median, "median, 0 where wrong": median}
     part["certified"] = {f"{eps:g}": share for eps in EPS}
-    facts = {"recipe": {}, "samples": 1, "versions": {}, "device": "d", "device of certifying": ["d"], "parameters": 5}
+    facts = {
+        "recipe": {},
+        "samples": 1,
+        "versions": {},
+        "device of training": "d",
+        "device of certifying": ["d"],
+        "parameters": 5,
+    }
     curve = {"eps": [0.0, 1.0], "certified": [accuracy, share]}
-    more = {"images": 10, "accuracy": accuracy, "radii": {BEST: part}, "curve": curve, "seconds": 1.0}
+    more = {"images": 10, "accuracy": accuracy, "radii": {BEST: part}, "curve": curve, "seconds of training": 1.0}
     return {**facts, **more, "seconds of certifying": {BEST: 2.0}}
 
 
@@ -447,6 +454,7 @@ def test_the_report_compares_means_over_seeds_with_targets_and_baselines():
     verdicts = {(c.row, c.quantity): c.verdict for c in parts["Targets"].comparisons}
     assert verdicts["lrrn wide (784-2048-10)", "certified at 1.58"] == "met"
     assert verdicts["lrrn paper_a (784-64-64-10)", "median radius"] == "missed"
+    assert record_report.brief(rows, results)[1][0] == ["lrrn wide (784-2048-10)", "2", "98.0", *["69.5"] * 5, "1.000"]
     held = parts["Against the baselines"]
     assert [line[-2:] for line in held.tables[0][2]] == [["-3.50 points", "not ahead"]] * 3
     assert held.text[-1].startswith("Not ahead of nearest prototypes") and "3.50 points at 1.58" in held.text[-1]

@@ -358,7 +358,7 @@ def _record(given: dict[str, Any], work: Path, output: Path, json_file: Path | N
         output = Path("out/record") / (data + "-validation" * ("validation" in given))
     with _explained(None):
         done = record(data, work, output, **options, **changes)
-    _show(done.sections[0].title, *done.sections[0].tables[0][1:])
+    _show("Accuracy in per cent: clean, and certified by norm of the perturbation; median radius", *done.table)
     _show_comparisons(done.sections)
     console.print(f"{done.seconds:.0f} s. The report is {output / 'report.html'}.")
     _dump(json_file, json.loads((output / "results.json").read_text()))

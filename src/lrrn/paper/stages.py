@@ -192,8 +192,8 @@ def _train(row: Row, folder: Path, X: Array, y: Array, n_tests: int, device: str
         "tests": n_tests,
         "methods": contender.methods,
         "parameters": contender.n_parameters,
-        "seconds": seconds,
-        "device": device_name(device),
+        "seconds of training": seconds,
+        "device of training": device_name(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
     write_bytes(folder / "training.json", (json.dumps(facts, indent=1) + "\n").encode())
