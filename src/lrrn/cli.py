@@ -263,7 +263,7 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(help="Record: seeds of whatever is random; 3 if not given.", min=1)] = None,
     stages: Annotated[str | None, typer.Option(help="Record: some of train,certify,local,attack,autoattack.")] = None,
     images: Annotated[int | None, typer.Option(help="Record: images for local radii and attacks; 1000.", min=0)] = None,
-    autoattack: Annotated[int | None, typer.Option(help="Record: images for AutoAttack; 500.", min=0)] = None,
+    autoattack: Annotated[int | None, typer.Option(help="Record: images for AutoAttack; 100.", min=0)] = None,
     budget: Annotated[float | None, typer.Option(help="Record: seconds after which no more images are begun.")] = None,
     validation: Annotated[bool, typer.Option("--validation", help="Record: on held-out training images.")] = False,
 ) -> None:

@@ -100,7 +100,7 @@ def record(
     n_images : int, optional
         Images, counted from the first, for local radii and attacks; 1,000 if not given.
     n_autoattack : int, optional
-        Images for AutoAttack, which runs where torchattacks is installed; 500 if not given.
+        Images for AutoAttack, which runs where torchattacks is installed; 100 if not given.
     budget : float, optional
         Seconds after which no further images are begun; training is not cut short.
     quick : bool, default=False

@@ -35,7 +35,7 @@ STAGES = ("train", "certify", "local", "attack", "autoattack")
 """What can be asked for, in order."""
 SAVE_SECONDS = 20.0
 """Time between writes of what a stage has."""
-CHUNKS = {"certify": 2000, "local": 4, "attack": 100, "autoattack": 250}
+CHUNKS = {"certify": 2000, "local": 4, "attack": 100, "autoattack": 50}
 """Images at a time."""
 ATTACK, AUTOATTACK, RIGHT = "attack", "autoattack", "right"
 """Files, besides one a method of radii: distances that attacks found, and whether the label is right."""
@@ -64,7 +64,7 @@ class Effort:
 
     stages: tuple[str, ...] = STAGES
     images: int = 1000
-    autoattack: int = 500
+    autoattack: int = 100
     steps: int = 100
     queries: int = 5000
     bound_seconds: float = 300.0
