@@ -424,17 +424,10 @@ MUTANTS = [
         "test_record.py::test_rounding_is_inside_the_radius",
     ),
     Mutant(
-        "forget the prototypes that are farther away",
+        "believe the nearest rival to be the worst",
         "paper/baselines/prototypes.py",
-        "torch.cat([lead / (2 * apart), margins[..., n_others:]], -1)",
-        "lead / (2 * apart)",
-        "test_record.py::test_radii_of_prototypes_are_below_the_exact_ones_and_near",
-    ),
-    Mutant(
-        "let every prototype speak for the label",
-        "paper/baselines/prototypes.py",
-        ".amin(-1).amax(-1)",
-        ".amax(-1).amin(-1)",
+        "radii = (lead / (2 * apart)).amin(-1)",
+        "radii = hope.gather(1, chosen) / 2",
         "test_record.py::test_radii_of_prototypes_are_below_the_exact_ones_and_near",
     ),
     Mutant(

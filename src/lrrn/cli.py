@@ -285,7 +285,7 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(help="Record: seeds of whatever is random; 3 if not given.", min=1)] = None,
     stages: Annotated[str | None, typer.Option(help="Record: some of train,certify,local,attack,autoattack.")] = None,
     images: Annotated[int | None, typer.Option(help="Record: images for local radii and attacks; 1000.", min=0)] = None,
-    autoattack: Annotated[int | None, typer.Option(help="Record: images for AutoAttack; 500.", min=0)] = None,
+    autoattack: Annotated[int | None, typer.Option(help="Record: images for AutoAttack; 100.", min=0)] = None,
     budget: Annotated[float | None, typer.Option(help="Record: seconds after which no more images are begun.")] = None,
     validation: Annotated[bool, typer.Option("--validation", help="Record: on held-out training images.")] = False,
 ) -> None:
@@ -380,7 +380,7 @@ def _record(given: dict[str, Any], work: Path, output: Path, json_file: Path | N
         output = Path("out/record") / (data + "-validation" * ("validation" in given))
     with _explained(None):
         done = record(data, work, output, **options, **changes)
-    _show(done.sections[0].title, *done.sections[0].tables[0][1:])
+    _show("Accuracy in per cent: clean, and certified by norm of the perturbation; median radius", *done.table)
     _show_comparisons(done.sections)
     console.print(f"{done.seconds:.0f} s. The report is {output / 'report.html'}.")
     _dump(json_file, json.loads((output / "results.json").read_text()))

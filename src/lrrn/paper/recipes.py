@@ -62,7 +62,7 @@ BASELINES: dict[str, Recipe] = {
     "prototypes": {
         "per_class": 400,
         "margin": 2.5,
-        "paired": 16,
+        "paired": 8,
         "epochs": 100,
         "batch_size": 500,
         "learning_rate": 40.0,

@@ -38,6 +38,8 @@ class Record:
     ----------
     sections : list of Section
         Tables and figures.
+    table : list of str, list of list of str
+        The main figures: headings and lines.
     failed : dict of str to str
         Rows that failed, and why.
     disagreements : list of str
@@ -47,6 +49,7 @@ class Record:
     """
 
     sections: list[Section]
+    table: tuple[list[str], list[list[str]]]
     failed: dict[str, str]
     disagreements: list[str]
     seconds: float
@@ -97,7 +100,7 @@ def record(
     n_images : int, optional
         Images, counted from the first, for local radii and attacks; 1,000 if not given.
     n_autoattack : int, optional
-        Images for AutoAttack, which runs where torchattacks is installed; 500 if not given.
+        Images for AutoAttack, which runs where torchattacks is installed; 100 if not given.
     budget : float, optional
         Seconds after which no further images are begun; training is not cut short.
     quick : bool, default=False
@@ -147,7 +150,8 @@ def record(
     report.write(Path(output), sections, _preface(data, extent, results), _title(data, extent))
     _write_json(Path(output), data, extent, sections, results, reasons)
     wrong = [f"{row.name}: {what}" for row, result in results.items() for what in disagreements(result)]
-    return Record(sections, {row.name: why for row, why in failed.items()}, wrong, time.perf_counter() - start)
+    brief = record_report.brief(everything, results)
+    return Record(sections, brief, {row.name: why for row, why in failed.items()}, wrong, time.perf_counter() - start)
 
 
 def _effort(stages: Sequence[str], n_images: int | None, n_autoattack: int | None, budget: float | None, quick: bool) -> Effort:

@@ -54,6 +54,18 @@ def sections(data: str, rows: Sequence[Row], results: Results, reasons: Mapping[
     return [*parts, _methods(groups, results), _recipes(groups, results)]
 
 
+def brief(rows: Sequence[Row], results: Results) -> tuple[list[str], list[list[str]]]:
+    """Return headings and lines of a table that fits a terminal: means over seeds of clean and certified accuracy."""
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        done = [results[other] for other in rows if other.kind == row.kind and other in results]
+        if done:
+            cells = [row.title, str(len(done)), _cell([fmean(one["accuracy"] for one in done)], "{:.1f}")]
+            cells += [_cell([fmean(certified(one, size) for one in done)], "{:.1f}") for size in SIZES]
+            lines[row.kind] = [*cells, f"{fmean(one['radii'][BEST]['median'] for one in done):.3f}"]
+    return ["row", "seeds", "clean", *SIZES, "median"], list(lines.values())
+
+
 def certified(result: dict[str, Any], size: str) -> float:
     """Return the certified accuracy of a row by the best of its bounds."""
     return float(result["radii"][BEST]["certified"][size])
@@ -93,7 +105,7 @@ def _main(data: str, groups: Mapping[str, list[Row]], results: Results, reasons:
         cells += [_cell(_each(group, results, lambda r, size=size: certified(r, size))) for size in SIZES]  # type: ignore[misc]
         cells.append(_cell(_each(group, results, lambda r: r["radii"][BEST]["median"]), "{:.3f}", 1.0))
         cells.append(f"{results[done[0]]['parameters']:,}")
-        cells.append(_cell(_each(group, results, lambda r: r["seconds"]), "{:.0f}", 1.0))
+        cells.append(_cell(_each(group, results, lambda r: r["seconds of training"]), "{:.0f}", 1.0))
         cells.append(_cell(_each(group, results, lambda r: sum(r["seconds of certifying"].values())), "{:.0f}", 1.0))
         lines.append(cells)
     columns = ["row", "seeds", "images", "clean", *(f"certified at {size}" for size in SIZES), "median radius"]
@@ -241,7 +253,7 @@ def _recipes(groups: Mapping[str, list[Row]], results: Results) -> Section:
             continue
         options = ", ".join(f"{name} {value}" for name, value in done[0]["recipe"].items())
         versions = dict.fromkeys(", ".join(f"{name} {value}" for name, value in one["versions"].items()) for one in done)
-        trained = dict.fromkeys(one["device"] for one in done)
+        trained = dict.fromkeys(one["device of training"] for one in done)
         certified_on = dict.fromkeys(device for one in done for device in one["device of certifying"])
         places = [", ".join(trained), ", ".join(certified_on)]
         lines.append([group[0].title, f"{done[0]['samples']:,}", options or "-", *places, "; ".join(versions)])

@@ -35,7 +35,7 @@ STAGES = ("train", "certify", "local", "attack", "autoattack")
 """What can be asked for, in order."""
 SAVE_SECONDS = 20.0
 """Time between writes of what a stage has."""
-CHUNKS = {"certify": 2000, "local": 4, "attack": 100, "autoattack": 250}
+CHUNKS = {"certify": 2000, "local": 4, "attack": 100, "autoattack": 50}
 """Images at a time."""
 ATTACK, AUTOATTACK, RIGHT = "attack", "autoattack", "right"
 """Files, besides one a method of radii: distances that attacks found, and whether the label is right."""
@@ -64,7 +64,7 @@ class Effort:
 
     stages: tuple[str, ...] = STAGES
     images: int = 1000
-    autoattack: int = 500
+    autoattack: int = 100
     steps: int = 100
     queries: int = 5000
     bound_seconds: float = 300.0
@@ -117,9 +117,9 @@ def _measurements(
     """Return what to do for which images, by the name of the file that keeps it."""
     todo: list[tuple[str, Callable[[slice], Array], int]] = []
     if "certify" in effort.stages:
-        todo.append((RIGHT, lambda some: contender.predict(X[some]) == y[some], len(X)))
         for method in contender.methods:
             todo.append((f"radii-{method}", partial(_radii, contender, X, method), len(X)))
+        todo.append((RIGHT, lambda some: contender.predict(X[some]) == y[some], len(X)))
     if "local" in effort.stages and contender.has_local:
         todo.append((f"radii-{LOCAL}", partial(_radii, contender, X, LOCAL), effort.images))
     if ATTACK in effort.stages:
@@ -192,8 +192,8 @@ def _train(row: Row, folder: Path, X: Array, y: Array, n_tests: int, device: str
         "tests": n_tests,
         "methods": contender.methods,
         "parameters": contender.n_parameters,
-        "seconds": seconds,
-        "device": device_name(device),
+        "seconds of training": seconds,
+        "device of training": device_name(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
     write_bytes(folder / "training.json", (json.dumps(facts, indent=1) + "\n").encode())

@@ -3,8 +3,8 @@
 What is proven: x + u is nearer to w_i than to w_j as long as |u| < (|x - w_j|^2 - |x - w_i|^2) / (2 |w_i - w_j|), the distance
 to the bisecting hyperplane. If w_i has the predicted label and this holds for every w_j of another label, the label stands:
 *some* prototype of its class beats all others, whichever is nearest then. So the radius is the best over w_i of the least over
-w_j ("bisector"). The triangle inequality makes (d_j - d_i) / 2 ("margin") a lower bound on each term, which also speaks for all
-prototypes too far away to be looked at one by one. Rounding is taken off throughout.
+w_j ("bisector"), of some w_i at least. The triangle inequality makes (d_j - d_i) / 2 a lower bound on each term: with the
+nearest of either kind that is the "margin". Rounding is taken off throughout.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from lrrn import verified
 
 BLOCK_NUMBERS = 2**24
 """Numbers held at once in the largest array."""
-OWN, OTHERS = 64, 1024
-"""How many of the nearest prototypes of the predicted label, and of the others, are paired."""
+OWN = 8
+"""How many prototypes of the predicted label are tried."""
 
 
 @final
@@ -56,7 +56,7 @@ class NearestPrototypes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return minus the squared distance to the nearest prototype of each class, of shape (n, n_classes)."""
         with torch.no_grad():
-            nearest = torch.cat([self._nearest(part) for part in x.split(self._rows(len(self.points)))])
+            nearest = torch.cat([self._nearest(part) for part in x.split(max(1, BLOCK_NUMBERS // len(self.points)))])
         # the distances that count are computed from differences, so that gradients flow and nothing cancels
         return -(x[:, None] - self.points[nearest]).square().sum(-1)
 
@@ -76,9 +76,6 @@ class NearestPrototypes(nn.Module):
         reach = _squared(x).sqrt() + float(_squared(self.points).max()) ** 0.5
         return 8 * (x.shape[1] + 8) * verified.EPS * reach.square()
 
-    def _rows(self, numbers: int) -> int:
-        return max(1, BLOCK_NUMBERS // max(numbers, 1))
-
     def radii(self, x: Tensor, method: str = "bisector") -> Tensor:
         """Return proven radii.
 
@@ -91,35 +88,44 @@ class NearestPrototypes(nn.Module):
         -------
         float64 Tensor of shape (n,)
         """
-        own, others = min(OWN, max(self._counts)), min(OTHERS, len(self.points))
-        rows = min(self._rows(len(self.points)), self._rows((own + others) * x.shape[1] + own * others))
-        return torch.cat([self._radii(part, method, own, others) for part in x.split(rows)])
-
-    def _radii(self, x: Tensor, method: str, n_own: int, n_others: int) -> Tensor:
-        label, squares, doubt = self(x).argmax(-1), self._squares(x), self._doubt(x)[:, None]
-        same = self.labels == label[:, None]
-        near = squares.masked_fill(~same, math.inf).topk(n_own, dim=1, largest=False)
-        # one more than is paired, which stands for all that are farther
-        far = squares.masked_fill(same, math.inf).topk(min(n_others + 1, squares.shape[1]), dim=1, largest=False)
-        near_d = (near.values + doubt).sqrt()[..., None]
-        far_d = (far.values - doubt).clamp(min=0.0).sqrt()[:, None]
-        # at x + u the label is computed too: its squared distances are at most four times as uncertain, since the radius is at
-        # most |x| + |w|, and the nearest of either class may be taken for another that is as near within that
-        later = 16 * doubt[..., None]
-        margins = (far_d - near_d) / 2 - later / (2 * (far_d + near_d))  # (n, own, others)
-        lead = far.values[:, None, :n_others] - near.values[..., None] - 2 * doubt[..., None] - later
-        apart = self._apart(near.indices, far.indices[:, :n_others])
-        bisectors = torch.cat([lead / (2 * apart), margins[..., n_others:]], -1)
-        chosen = bisectors if method == "bisector" else torch.minimum(margins, bisectors)[:, :1]
-        radius = chosen.nan_to_num(nan=0.0).amin(-1).amax(-1).clamp(min=0.0) * (1 - 1e-12)
+        one = self._margins if method == "margin" else self._bisectors
+        rows = max(1, BLOCK_NUMBERS // (len(self.points) * (1 if method == "margin" else OWN)))
+        radius = torch.cat([one(part) for part in x.split(rows)]).clamp(min=0.0) * (1 - 1e-12)
         return torch.where(radius.isfinite(), radius, 0.0)
 
-    def _apart(self, own: Tensor, others: Tensor) -> Tensor:
-        """Return upper bounds on the distances between prototypes, of shape (n, own, others)."""
-        a, b = self.points[own], self.points[others]
-        sizes = _squared(a)[..., None] + _squared(b)[:, None]
-        error = 8 * (a.shape[-1] + 8) * verified.EPS * sizes
-        return ((sizes - 2 * (a @ b.mT)).clamp(min=0.0) + error).sqrt() * (1 + 1e-12)
+    def _margins(self, x: Tensor) -> Tensor:
+        own, others, _, doubt, later = self._split(x)
+        near, far = (own.amin(1) + doubt).sqrt(), (others.amin(1) - doubt).clamp(min=0.0).sqrt()
+        return (far - near) / 2 - later / (2 * (far + near))
+
+    def _bisectors(self, x: Tensor) -> Tensor:
+        own, others, same, doubt, later = self._split(x)
+        least, rival = others.min(1)
+        # the bisector with the nearest rival bounds from above what a prototype can do for the label: try the best by that
+        hope = (least[:, None] - own) / self._apart(self.points[rival])
+        chosen = hope.topk(min(OWN, hope.shape[1]), dim=1).indices
+        lead = others[:, None] - own.gather(1, chosen)[..., None] - (2 * doubt + later)[:, None, None]  # (n, chosen, m)
+        apart = self._apart(self.points[chosen].flatten(0, 1)).reshape(lead.shape)
+        radii = (lead / (2 * apart)).amin(-1)
+        # a class with fewer prototypes than are tried has others among the chosen, which say nothing
+        return radii.masked_fill(~same.gather(1, chosen), 0.0).amax(-1)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return squared distances to prototypes of the label and to the others, infinite where they do not apply.
+
+        Also: which is which, a bound on the rounding of the squares, and one on what rounding can do at x + u. There squares
+        are at most four times as uncertain, the radius being at most |x| + |w|, and a label is computed from two of them, each
+        of which may be another prototype's that is as near within that.
+        """
+        squares, doubt = self._squares(x), self._doubt(x)
+        same = self.labels == self(x).argmax(-1)[:, None]
+        return squares.masked_fill(~same, math.inf), squares.masked_fill(same, math.inf), same, doubt, 16 * doubt
+
+    def _apart(self, points: Tensor) -> Tensor:
+        """Return upper bounds on distances to all prototypes."""
+        sizes = _squared(points)[:, None] + _squared(self.points)
+        error = 8 * (points.shape[1] + 8) * verified.EPS * sizes
+        return ((sizes - 2 * (points @ self.points.mT)).clamp(min=0.0) + error).sqrt() * (1 + 1e-12)
 
     def header(self) -> dict[str, Any]:
         """Return what a file must know besides the tensors: nothing."""
