@@ -196,6 +196,15 @@ def execute(run: Run, folder: Path, root: Path | None, device: str = "cpu", down
     return result
 
 
+def undisturbed(folder: Path) -> float | None:
+    """Return the seconds that training takes at the pace of its fastest tenth of epochs, when nothing else slows it down."""
+    path = folder / "log.jsonl"
+    if not path.is_file():
+        return None
+    seconds = [json.loads(line)["seconds"] for line in path.read_text().splitlines()]
+    return float(np.quantile(seconds, 0.1)) * len(seconds) if seconds else None
+
+
 KEPT = ("stage", "epoch", "loss", "test_accuracy", "sweeps", "condition_number", "weight_norms")
 """What of an epoch's record goes into the results."""
 
