@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"^(?P<note><!-- (?P<why>[^\n]*?) -->\n)?```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
-NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 DURATION = re.compile(r"\d[\d.,]* (?:s|ms|us|minutes)\b")
 PROMISE = re.compile(r"^print\(.*\)\s+# (.*?)(?::.*)?$", re.MULTILINE)
 
@@ -56,7 +56,7 @@ def examples(text: str, kind: str) -> list[Example]:
     """Blocks of a language, each with the ``text`` block that follows it without anything between."""
     found = blocks(text)
     out = []
-    for block, after in zip(found, [*found[1:], None], strict=True):
+    for block, after in zip(found, [*found[1:], None], strict=False):
         if block.kind == kind:
             shown = after is not None and after.kind == "text" and text[block.end : after.start].strip("`\n") == "text"
             out.append(Example(block, after if shown else None))
@@ -95,12 +95,19 @@ def _lines(text: str, figures: bool) -> list[str]:
 
 def _near(promised: list[str], printed: list[str]) -> bool:
     for a, b in zip(promised, printed, strict=True):
-        decimals = len(a.partition("e")[0].partition(".")[2])
-        x, y = float(a.replace(",", "")), float(b.replace(",", ""))
-        unit = 10.0**-decimals if "." in a else (1.0 if abs(x) >= 20 else 0.0)
+        (x, unit), (y, _) = _read(a), _read(b)
         if abs(x - y) > max(2 * unit, 0.02 * abs(x)) * (1 + 1e-9):
             return False
     return True
+
+
+def _read(figure: str) -> tuple[float, float]:
+    """Return a figure and the unit of its last digit; small whole numbers are names or counts, and have none."""
+    digits, _, exponent = figure.rstrip("%").replace(",", "").partition("e")
+    decimals = len(digits.partition(".")[2])
+    value = float(digits) * 10.0 ** int(exponent or 0)
+    rounded = decimals or exponent or figure.endswith("%") or abs(value) >= 20
+    return value, 10.0 ** (int(exponent or 0) - decimals) if rounded else 0.0
 
 
 def recorded(text: str, outputs: list[tuple[Block, str]]) -> str:

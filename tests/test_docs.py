@@ -73,7 +73,7 @@ def test_commands_print_what_the_page_shows(page, tmp_path):
         shown = ""
         for command, promised in commands(example.block.text):
             done = subprocess.run(
-                ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+                ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
             )
             ran["shell commands"] += 1
             assert (done.returncode != 0) == ("fails" in note), f"{command}: {done.stdout}{done.stderr}"
@@ -134,7 +134,8 @@ def test_every_command_is_shown_with_its_output():
     from lrrn.cli import app
 
     text = (ROOT / "docs" / "command-line.md").read_text()
-    shown = {command.split()[1] for example in examples(text, "console") for command, _ in commands(example.block.text)}
+    lines = [command.split() for example in examples(text, "console") for command, _ in commands(example.block.text)]
+    shown = {words[1] for words in lines if words[0] == "lrrn"}
     known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert shown == known, "every command has a console block in docs/command-line.md, recorded with LRRN_RECORD=1"
 
@@ -184,7 +185,7 @@ built = pytest.mark.skipif(not (BUILT / "index.html").is_file(), reason="the pag
 
 @built
 def test_built_pages_fetch_nothing_from_outside():
-    html = sorted(BUILT.rglob("*.html"))
+    html = sorted(page for page in BUILT.rglob("*.html") if "_static" not in page.parts)  # the theme's own templates
     assert len(html) > 50
     for page in html:
         for address in parsed(page).fetched:
@@ -207,11 +208,12 @@ def test_links_between_built_pages_lead_somewhere():
                 continue
             target = (page.parent / path).resolve() if path else page
             assert target.exists(), f"{page.relative_to(BUILT)} links to {link}"
-            if anchor and target in known and "_modules" not in target.parts:
+            # the pages with source code have anchors and links of their own making
+            if anchor and target in known and "_modules" not in {*target.parts, *page.parts}:
                 assert anchor in known[target].anchors, f"{page.relative_to(BUILT)} links to {link}, which has no such place"
 
 
 @built
 def test_formulae_are_mathml():
     page = (BUILT / "theory" / "lipschitz.html").read_text(encoding="utf-8")
-    assert page.count("<math") > 100 and "mathjax" not in page.lower() and r"\lvert" not in page
+    assert page.count("<math") > 100 and not re.search("<script[^>]*mathjax", page, re.IGNORECASE) and r"\lvert" not in page

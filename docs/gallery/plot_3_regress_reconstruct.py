@@ -18,8 +18,7 @@ model = LRRNEnergyModel(hidden_sizes=(32, 16), epochs=40, random_state=0).fit(X)
 net = model.network_
 
 # %%
-# The filters, rows of :math:`W_0`, are what units look for and what they draw with. Nonnegative units learn strokes: an image
-# is a sum of parts.
+# The filters, rows of :math:`W_0`, are what units look for and what they draw with: red adds ink, blue takes it away.
 
 figure, axes = plt.subplots(2, 16, figsize=(10, 1.6))
 for axis, filter_ in zip(axes.flat, net.W[0].detach().numpy(), strict=True):
@@ -53,8 +52,8 @@ figure.tight_layout()
 plt.show()
 
 # %%
-# And the other direction: what the layer below predicts of each unit against what the unit settles on. Points on the line would
-# be a plain feed-forward layer. Units that settle elsewhere do so because reconstruction pulls on them, and the layer above.
+# And the other direction: what the layer below predicts of each unit against what the unit settles on. On the line the two
+# springs agree, as they nearly do after training. Units that are predicted below zero rest at zero: the rectifier.
 
 predicted = x @ W[0].mT + net.b[0].detach().double()
 figure, axis = plt.subplots(figsize=(4.5, 4))
