@@ -85,7 +85,8 @@ html_theme_options = {
 }
 
 # --- pages that are made by commands or come with other parts of the package -------------------------------------------
-OPTIONAL = ("benchmarks", "explorer", "faults", "scaling-out")
+RECORDS = [f"record/{data}/report" for data in ("mnist", "fashion_mnist", "kmnist", "kmnist_7011")]
+OPTIONAL = ("benchmarks", "certified-accuracy", "explorer", "faults", "scaling-out", *RECORDS)
 
 
 def without_missing(app: Sphinx, docname: str, source: list[str]) -> None:
