@@ -1,12 +1,13 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types contracts mutate interpret bench reproduce reproduce-quick record clean
+.PHONY: help demo test lint types contracts mutate interpret docs bench reproduce reproduce-quick record clean
 
 help:
 	@echo "make demo       train a network on handwritten digits"
 	@echo "make test       run the test suite"
 	@echo "make lint       check style and formatting; make types, make contracts: types and import layers"
+	@echo "make docs       build the documentation, offline, and run every code block in it"
 	@echo "make mutate     inject defects and see that the tests notice"
 	@echo "make bench      time solving, training and certifying against their peers"
 	@echo "make reproduce  make the paper's tables and figures; make reproduce-quick: a smoke run of minutes"
@@ -27,6 +28,11 @@ help:
 	.venv/$(PIP) --editable '.[lint]'
 	@touch $@ .venv/.package
 
+.venv-docs/.docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/$(PIP) --editable '.[docs]'
+	@touch $@
+
 # torchattacks asks for torchvision and for an old requests, neither of which its attacks import; qpth for a NumPy below 2,
 # which its solver does not need
 .venv-bench/.bench: pyproject.toml constraints.txt
@@ -45,8 +51,9 @@ help:
 demo: .venv/.package
 	.venv/bin/lrrn demo
 
+# what the documentation promises is tested by make docs
 test: .venv/.test
-	.venv/bin/python -m pytest --cov --cov-report=term
+	.venv/bin/python -m pytest --cov --cov-report=term --ignore=tests/test_docs.py
 
 lint: .venv/.lint
 	.venv/bin/ruff format --check .
@@ -60,6 +67,11 @@ contracts: .venv/.lint
 
 mutate: .venv/.test
 	.venv/bin/python scripts/mutate.py
+
+docs: .venv-docs/.docs .venv/.test
+	rm -rf docs/_build docs/api docs/pictures
+	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
+	.venv/bin/python -m pytest -q tests/test_docs.py
 
 bench: .venv-bench/.bench .venv-pcx/.pcx
 	mkdir -p out
@@ -83,4 +95,4 @@ reproduce-quick: .venv/.package
 	.venv/bin/lrrn reproduce record --dataset mnist --quick --no-download --rows wide,logistic,prototypes
 
 clean:
-	rm -rf .venv .venv-bench .venv-pcx
+	rm -rf .venv .venv-bench .venv-docs .venv-pcx docs/_build docs/api docs/pictures
