@@ -157,8 +157,25 @@ def test_a_rank_without_a_gpu_of_its_own_is_told(monkeypatch):
 
 
 def test_ranks_that_cannot_meet_say_so(monkeypatch):
-    monkeypatch.setattr(ranks, "TIMEOUT", ranks.timedelta(seconds=1))
+    monkeypatch.setattr(ranks, "PATIENCE", ranks.timedelta(seconds=1))
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RankLostError, match="cannot be reached"), joined("cpu"):
         pass
+
+
+def test_ranks_started_anew_do_not_take_the_dead_for_the_living():
+    """What torchrun's store holds after a restart: a dead rank's name, and rank 0's answer to it."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    store = torch.distributed.HashStore()
+    store.set("lrrn/rank/1", "dead")
+    store.set("lrrn/rank/2", "dead too")
+    store.set("lrrn/answer/dead", "old")
+    store.add("lrrn/met/old", 2)
+    for _ in range(3):  # and once more, after those of the round before
+        with ThreadPoolExecutor(3) as pool:
+            places = list(pool.map(lambda index: ranks._met(store, index, 3), range(3)))
+        places[0].set("word", "fresh")
+        assert [place.get("word") for place in places[1:]] == [b"fresh", b"fresh"]
+        store.set("word", "stale")

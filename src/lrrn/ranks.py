@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from torch import Tensor
 T = TypeVar("T")
 TIMEOUT = timedelta(days=1)
 """How long a rank waits for the others, who may be reading from a slower disk. That a rank has died is noticed at once."""
+PATIENCE = timedelta(minutes=15)
+"""How long ranks wait for each other at the start."""
 
 
 class RankLostError(ConnectionError):
@@ -135,12 +139,16 @@ def joined(device: str = "auto") -> Iterator[Ranks]:
         return
     if not dist.is_available():
         raise RuntimeError("this build of torch has no torch.distributed; run without torchrun, or install another build")
+    from torch.distributed.rendezvous import rendezvous
+
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     if on_gpu:
         _take_gpu()
     if not started:
         with _in_touch():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
+            store, index, size = next(iter(rendezvous("env://", timeout=PATIENCE)))
+            backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+            dist.init_process_group(backend, store=_met(store, index, size), rank=index, world_size=size, timeout=TIMEOUT)
     before, _current = _current, Ranks(dist.get_rank(), dist.get_world_size(), True)
     try:
         yield _current
@@ -148,6 +156,36 @@ def joined(device: str = "auto") -> Iterator[Ranks]:
         _current = before
         if not started:
             dist.destroy_process_group()
+
+
+def _met(store: Any, index: int, size: int) -> Any:
+    """Wait for all ranks and return a place in the store that is theirs alone.
+
+    torchrun keeps its store when it restarts ranks, and in it the addresses of those that died, which Gloo would take for those
+    of the living. So every rank draws a name, which no dead one can have had. Rank 0 answers the others by name with its own,
+    and what they tell each other from then on is filed under that.
+    """
+    deadline, name = time.monotonic() + PATIENCE.total_seconds(), secrets.token_hex(8)
+    told = name if index == 0 else ""
+    answered = set[bytes]()
+    if index > 0:
+        store.set(f"lrrn/rank/{index}", name)
+    while True:
+        if index > 0 and store.check([f"lrrn/answer/{name}"]):
+            told = store.get(f"lrrn/answer/{name}").decode()
+            store.add(f"lrrn/met/{told}", 1)
+            break
+        if index == 0:
+            if store.add(f"lrrn/met/{name}", 0) == size - 1:
+                break
+            keys = [f"lrrn/rank/{other}" for other in range(1, size)]
+            for other in {store.get(key) for key in keys if store.check([key])} - answered:
+                store.set(f"lrrn/answer/{other.decode()}", name)
+                answered.add(other)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not all of {size} ranks have come within {PATIENCE}")
+        time.sleep(0.01)
+    return dist.PrefixStore(f"lrrn/{told}", store)  # type: ignore[attr-defined]
 
 
 def _take_gpu() -> None:
