@@ -1,7 +1,7 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types contracts mutate interpret docs bench reproduce reproduce-quick record clean
+.PHONY: help demo test lint types contracts mutate interpret docs scale-out bench reproduce reproduce-quick record clean
 
 help:
 	@echo "make demo       train a network on handwritten digits"
@@ -9,6 +9,7 @@ help:
 	@echo "make lint       check style and formatting; make types, make contracts: types and import layers"
 	@echo "make docs       build the documentation, offline, and run every code block in it"
 	@echo "make mutate     inject defects and see that the tests notice"
+	@echo "make scale-out  two ranks against one, ranks killed and restarted, twice the memory scored: in short"
 	@echo "make bench      time solving, training and certifying against their peers"
 	@echo "make reproduce  make the paper's tables and figures; make reproduce-quick: a smoke run of minutes"
 	@echo "make record     certified accuracy of our networks and of baselines on MNIST and Fashion-MNIST"
@@ -81,6 +82,13 @@ bench: .venv-bench/.bench .venv-pcx/.pcx
 interpret: .venv/.test
 	.venv/$(PIP) --no-deps triton
 	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/test_accelerated.py tests/test_solver_contract.py -k "accelerated or kernel"
+
+# bounded versions; benchmarks/results holds what the full ones found
+scale-out: .venv/.test
+	.venv/bin/python scripts/scale_out.py --quick
+	.venv/bin/python scripts/kill_ranks.py --kills 2
+	.venv/bin/python scripts/out_of_core.py --quick
+	.venv/bin/python examples/dask_grid_search.py
 
 reproduce: .venv/.package
 	.venv/bin/lrrn reproduce all --output docs/reproduction
