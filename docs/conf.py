@@ -32,7 +32,7 @@ extensions = [
     "mathml",
     "docstrings",
 ]
-exclude_patterns = ["_build", "_ext", "tests", "gallery/*.rst"]
+exclude_patterns = ["_build", "_ext", "gallery/*.rst"]
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 myst_enable_extensions = ["dollarmath"]

@@ -28,7 +28,7 @@ def own_members(package: str) -> dict[str, dict[str, list[str]]]:
     properties: dict[str, list[str]] = {}
     for cls in _classes(package):
         for name, member in inspect.getmembers(cls):
-            if name.startswith("_"):
+            if name.startswith("_") or name == "extra_repr":
                 continue
             getter = member.fget if isinstance(member, property) else getattr(member, "func", member)
             if not str(getattr(getter, "__module__", "")).startswith(package):
@@ -42,12 +42,17 @@ def own_members(package: str) -> dict[str, dict[str, list[str]]]:
 
 def _classes(package: str) -> list[type]:
     found: dict[str, type] = {}
-    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-        if any(part.startswith("_") for part in module.name.split(".")) or module.name.startswith(f"{package}.bench"):
+    path = importlib.import_module(package).__path__
+    for module in pkgutil.walk_packages(path, f"{package}.", onerror=lambda name: None):
+        if any(part.startswith("_") for part in module.name.split(".")):
             continue
-        for name, value in vars(importlib.import_module(module.name)).items():
-            if inspect.isclass(value) and value.__module__.startswith(package):
-                found[name] = value
+        try:
+            names = vars(importlib.import_module(module.name))
+        except ModuleNotFoundError:
+            continue  # needs an extra that is not installed here, and so is no part of the interface
+        found |= {
+            name: value for name, value in names.items() if inspect.isclass(value) and value.__module__.startswith(package)
+        }
     return list(found.values())
 
 

@@ -55,7 +55,7 @@ figure.tight_layout()
 plt.show()
 
 # %%
-# The gap of each label. Two labels cost next to nothing here, and the network is torn between them; the others fit less well.
+# The gap of each label. Two labels cost less than all others, and nearly the same: the network is torn between them.
 
 figure, axis = plt.subplots(figsize=(7, 3))
 colours = ["tab:blue" if label == int(free.output.argmax()) else "0.6" for label in range(10)]
