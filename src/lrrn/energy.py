@@ -181,6 +181,28 @@ class LiftedEnergy:
             blocks.append(torch.nn.functional.linear(features, self.weights[-1], self.b[-1]))
         return blocks
 
+    @torch.no_grad()
+    def reconstruct(self, z: Tensor, layer: int) -> Tensor:
+        """Reconstruct inputs from the activations of one layer alone, going down: z_k = W_k^T z_{k+1} - c_k, kept inside C_k.
+
+        Parameters
+        ----------
+        z : Tensor of shape (n, d_layer)
+        layer : int
+            1, ..., L.
+
+        Returns
+        -------
+        Tensor of shape (n, d_0)
+        """
+        below = z
+        for k in reversed(range(layer)):
+            c = self.c[k]
+            below = below @ self.weights[k] - (0.0 if c is None else c)
+            if k > 0:
+                below = below.clamp(self.intervals[k - 1].lo, self.intervals[k - 1].hi)
+        return below
+
     # --- what an inexact answer is worth ------------------------------------------------------------------------------
 
     @torch.no_grad()
