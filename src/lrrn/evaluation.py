@@ -11,12 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
+from lrrn.reference import UNKNOWN, Reference
 from lrrn.report import Page
 
 Array = NDArray[Any]
 Model = LRRNClassifier | LRRNRegressor | LRRNEnergyModel
 EPS = (0.1, 0.25, 0.5)
 """Sizes of perturbations to certify, in units of the data's scale, unless others are asked for."""
+KEPT_ENERGIES = 2000
+"""Energies of each kind that a reference holds at most."""
+KEPT_SAMPLES = 60
+"""Samples that a file saved by the command line holds, if they are public."""
 
 
 @final
@@ -126,6 +131,52 @@ def evaluate(
         model=model,
         radii=radii,
         energies=energies,
+    )
+
+
+def reference_of(
+    evaluation: Evaluation, X: Array, y: Array | None, image_shape: tuple[int, int] | None, source: str, keep: int
+) -> Reference:
+    """Return what a file may hold of an evaluation, for whoever explores the model.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        Of a classifier or an energy model on X and y.
+    X : array of shape (n_samples, n_features)
+    y : array of shape (n_samples,), optional
+    image_shape : (int, int), optional
+    source : str
+        Where the samples come from, in words.
+    keep : int
+        How many samples to give along, of every class in turn; 0 keeps them private.
+
+    Returns
+    -------
+    Reference
+    """
+    model = evaluation.model
+    labels = np.full(len(X), UNKNOWN, dtype=np.int64)
+    order = np.arange(len(X))
+    if isinstance(model, LRRNClassifier) and y is not None:
+        known = np.isin(y, model.classes_)
+        labels[known] = np.searchsorted(model.classes_, np.asarray(y)[known])
+        # the first of every class, then the second of every class, and so on
+        turn = np.zeros(len(X), dtype=np.int64)
+        for label in np.unique(labels):
+            turn[labels == label] = np.arange(np.count_nonzero(labels == label))
+        order = np.lexsort((labels, turn))
+    low, high = float(X.min()), float(X.max())
+    return Reference(
+        source=source,
+        image_shape=image_shape,
+        low=low,
+        high=high if high > low else low + 1.0,
+        score=evaluation.score,
+        radii=evaluation.radii,
+        energies={kind: np.asarray(values[:KEPT_ENERGIES]) for kind, values in evaluation.energies.items()},
+        samples=X[order[:keep]].astype(np.float32),
+        labels=labels[order[:keep]],
     )
 
 
