@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from lrrn.audit import Audit
@@ -117,7 +117,8 @@ def train(
     """Train a model, save it, and show what it is worth on data it has not seen."""
     import time
 
-    from lrrn.evaluation import evaluate
+    from lrrn.datasets import NAMES
+    from lrrn.evaluation import KEPT_SAMPLES, evaluate, reference_of
     from lrrn.serialization import save
 
     json_file, page, output = _writable(json_file), _writable(page), _writable(output)
@@ -150,6 +151,9 @@ def train(
         save(model, output)
         name = str(getattr(model, "objective", "energy model"))
         result = evaluate(name, model, X_test, y_test, _sizes(eps), shape, X, seconds, seed)
+        if kind is not Kind.regressor:  # for the explorer, with samples only of public data
+            keep = KEPT_SAMPLES if data in NAMES else 0
+            save(model, output, reference_of(result, X_test, y_test, shape, f"{data}, held out", keep))
     _publish(f"{data}, samples held out", [result], json_file, page, shape)
     console.print(f"saved to {output}")
 
@@ -326,6 +330,25 @@ def bench(
     if page is not None:
         page.write_text(document(results, markdown=page.suffix == ".md"), encoding="utf-8")
         console.print(f"tables and charts: {page}")
+
+
+@app.command("info")
+def info_command(
+    root: Root = None,
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="Where to try the solvers.")] = "auto",
+    json_file: JsonFile = None,
+) -> None:
+    """Show versions, devices, solvers, data found and the thread policy."""
+    from lrrn.info import as_rows, gather
+
+    json_file = _writable(json_file)
+    report = gather(root, device if device == "auto" else _device(device))
+    table = Table("section", "name", Column(overflow="fold"), box=None, show_header=False, padding=(0, 2, 0, 0))
+    for row in as_rows(report):
+        table.add_row(*row)
+    console.print(table)
+    _dump(json_file, report)
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
