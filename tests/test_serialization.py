@@ -481,7 +481,8 @@ def test_an_estimator_with_another_number_of_classes_is_refused(path):
 
 def reference(model, n_samples=6, image_shape=(2, 2)) -> Reference:
     X, y = table(), labels()
-    return reference_of(evaluate("m", model, X, y, (0.1,), image_shape), X, y, image_shape, "a table", n_samples)
+    result = evaluate("m", model, X, y, (0.1,), image_shape)
+    return reference_of(model, X, y, image_shape, "a table", n_samples, result.score, result.radii, result.energies)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -116,9 +116,7 @@ def evaluate(
         for size in sizes:
             lower, upper = model.predict_interval(X, size)
             certified[size] = float(np.mean(upper - lower) / 2)
-    energies = {"samples": model.energy(X)}
-    for kind, strange in _strange_inputs(X, image_shape, X if familiar is None else familiar, seed).items():
-        energies[kind] = model.energy(strange)
+    energies = energies_of(model, X, image_shape, familiar, seed)
     return Evaluation(
         name=name,
         n_samples=len(X),
@@ -135,14 +133,21 @@ def evaluate(
 
 
 def reference_of(
-    evaluation: Evaluation, X: Array, y: Array | None, image_shape: tuple[int, int] | None, source: str, keep: int
+    model: Model,
+    X: Array,
+    y: Array | None,
+    image_shape: tuple[int, int] | None,
+    source: str,
+    keep: int,
+    score: float | None,
+    radii: Array | None,
+    energies: Mapping[str, Array],
 ) -> Reference:
-    """Return what a file may hold of an evaluation, for whoever explores the model.
+    """Return what a file may hold of held-out samples, for whoever explores the model.
 
     Parameters
     ----------
-    evaluation : Evaluation
-        Of a classifier or an energy model on X and y.
+    model : LRRNClassifier or LRRNEnergyModel
     X : array of shape (n_samples, n_features)
     y : array of shape (n_samples,), optional
     image_shape : (int, int), optional
@@ -150,12 +155,13 @@ def reference_of(
         Where the samples come from, in words.
     keep : int
         How many samples to give along, of every class in turn; 0 keeps them private.
+    score, radii, energies
+        As in :class:`Evaluation`.
 
     Returns
     -------
     Reference
     """
-    model = evaluation.model
     labels = np.full(len(X), UNKNOWN, dtype=np.int64)
     order = np.arange(len(X))
     if isinstance(model, LRRNClassifier) and y is not None:
@@ -172,9 +178,9 @@ def reference_of(
         image_shape=image_shape,
         low=low,
         high=high if high > low else low + 1.0,
-        score=evaluation.score,
-        radii=evaluation.radii,
-        energies={kind: np.asarray(values[:KEPT_ENERGIES]) for kind, values in evaluation.energies.items()},
+        score=score,
+        radii=radii,
+        energies={kind: np.asarray(values[:KEPT_ENERGIES]) for kind, values in energies.items()},
         samples=X[order[:keep]].astype(np.float32),
         labels=labels[order[:keep]],
     )
@@ -183,6 +189,14 @@ def reference_of(
 def sizes_for(model: Model, eps: Sequence[float] | None) -> tuple[float, ...]:
     """Return the sizes asked for or, if none were, the usual ones times the scale that ``standardize`` found."""
     return tuple(float(f"{factor * model.scale_in_:.2g}") for factor in EPS) if eps is None else tuple(eps)
+
+
+def energies_of(
+    model: Model, X: Array, image_shape: tuple[int, int] | None, familiar: Array | None = None, seed: int = 0
+) -> dict[str, Array]:
+    """Return the energies of samples and of strange inputs made from them, by what they are; arguments as for `evaluate`."""
+    strange = _strange_inputs(X, image_shape, X if familiar is None else familiar, seed)
+    return {"samples": model.energy(X), **{kind: model.energy(inputs) for kind, inputs in strange.items()}}
 
 
 def _strange_inputs(X: Array, image_shape: tuple[int, int] | None, familiar: Array, seed: int) -> dict[str, Array]:
