@@ -1,11 +1,12 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types contracts mutate interpret bench reproduce reproduce-quick clean
+.PHONY: help demo explore test browser lint types contracts mutate interpret bench reproduce reproduce-quick clean
 
 help:
 	@echo "make demo       train a network on handwritten digits"
-	@echo "make test       run the test suite"
+	@echo "make explore    open a trained network in the browser"
+	@echo "make test       run the test suite; make browser: the explorer's, in headless Chromium if there is one"
 	@echo "make lint       check style and formatting; make types, make contracts: types and import layers"
 	@echo "make mutate     inject defects and see that the tests notice"
 	@echo "make bench      time solving, training and certifying against their peers"
@@ -20,6 +21,10 @@ help:
 
 .venv/.test: pyproject.toml constraints.txt | .venv/bin/python
 	.venv/$(PIP) --editable '.[test]'
+	@touch $@ .venv/.package
+
+.venv/.explore: pyproject.toml constraints.txt | .venv/bin/python
+	.venv/$(PIP) --editable '.[explore]'
 	@touch $@ .venv/.package
 
 .venv/.lint: pyproject.toml constraints.txt | .venv/bin/python
@@ -44,8 +49,15 @@ help:
 demo: .venv/.package
 	.venv/bin/lrrn demo
 
+explore: .venv/.explore
+	.venv/bin/lrrn explore
+
 test: .venv/.test
-	.venv/bin/python -m pytest --cov --cov-report=term
+	.venv/bin/python -m pytest --cov --cov-report=term --ignore=tests/browser
+
+# screenshots and the log of requests go to out/browser
+browser: .venv/.test
+	.venv/bin/python -m pytest -q tests/browser
 
 lint: .venv/.lint
 	.venv/bin/ruff format --check .

@@ -221,14 +221,19 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
-    def screenshot(self, path: Path, whole: bool = False, form: str = "png", **options: Any) -> None:
-        """Save a picture of the window or, if ``whole``, of the whole page."""
+    def screenshot(self, path: Path, whole: bool = False, down_to: str | None = None, **options: Any) -> None:
+        """Save a picture, in the form its suffix says, of the window; if ``whole``, of the page, or down to an element."""
         self.run(
             "document.activeElement?.blur(); new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
         if whole:
             width, height = self.run("[innerWidth, document.documentElement.scrollHeight]")
+            if down_to is not None:
+                height = self.run(
+                    f"document.querySelector({json.dumps(down_to)}).getBoundingClientRect().bottom + scrollY + 16"
+                )
             options["clip"] = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        form = path.suffix.removeprefix(".")
         picture = self.call("Page.captureScreenshot", format=form, captureBeyondViewport=whole, **options)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(picture["data"]))

@@ -516,7 +516,7 @@ def test_before_the_model_is_there_and_if_it_never_comes():
         running.end()
 
 
-def test_an_error_of_ours_is_not_shown_to_the_page(plain, monkeypatch):
+def test_an_error_of_ours_is_logged_and_not_shown_to_the_page(plain, monkeypatch, caplog):
     running = Served(Explorer("a model", lambda progress: Opened(plain)))
     try:
         while json.loads(running.ask("GET", "/api/state")[2])["phase"] == "opening":
@@ -524,6 +524,7 @@ def test_an_error_of_ours_is_not_shown_to_the_page(plain, monkeypatch):
         monkeypatch.setattr(Session, "analyse", lambda self, pixels: 1 / 0)
         status, _, answer = running.ask("POST", "/api/analyse", {"pixels": [0.0] * 64})
         assert status == 500 and "terminal" in json.loads(answer)["error"] and b"division" not in answer
+        assert "/api/analyse failed" in caplog.text and "ZeroDivisionError" in caplog.text
     finally:
         running.end()
 

@@ -265,6 +265,11 @@ class LiftedEnergy:
         return verified.smallest_eigenvalue(h, error), rounding
 
     @cached_property
+    def input_gain(self) -> float:
+        """Proven bound on how much q grows per unit of x: a_0 (1 + beta_0) |W_0|_2; for float64 energies."""
+        return self.discounts[0] * (1 + self.beta[0]) * verified.spectral_norm(self.weights[0])
+
+    @cached_property
     def root_rounding(self) -> tuple[float, float]:
         """How far sqrt(2 E), computed by :meth:`value`, can be from its true value: per unit of |x| + |z|, and a constant.
 

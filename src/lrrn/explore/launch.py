@@ -129,7 +129,8 @@ def prepared(explorer: Explorer, host: str, listener: socket.socket) -> uvicorn.
         As given to :func:`bind`.
     listener : socket
     """
-    # what the library logs goes where it always goes; of the server's log only requests, and only if asked for
+    # errors are logged where they are turned into answers; of the server's own log only requests, and only if asked for
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     verbose = logging.getLogger().isEnabledFor(logging.INFO)
     config = uvicorn.Config(
         application(explorer, host, listener.getsockname()[1]),

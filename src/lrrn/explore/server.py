@@ -267,4 +267,5 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
+    logger.error("%s failed", request.url.path, exc_info=error)
     return JSONResponse({"error": "Something went wrong here; the terminal that lrrn explore runs in says what."}, 500)

@@ -11,13 +11,21 @@ async function answered(response) {
   return content;
 }
 
+async function reach(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch {
+    throw new Error("The explorer does not answer. Is lrrn explore still running?");
+  }
+}
+
 export async function get(path) {
-  return answered(await fetch(path));
+  return answered(await reach(path));
 }
 
 export async function post(path, content) {
   const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(content) };
-  return answered(await fetch(path, options));
+  return answered(await reach(path, options));
 }
 
 // Rounded as far as the eye and the network care; it keeps requests small.

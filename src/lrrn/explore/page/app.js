@@ -82,7 +82,7 @@ class Page {
     this.attackView = new AttackView(model);
     this.clampView = new ClampView(model);
     this.modelView = new ModelView(model, (pixels, time) => this.pad.show(pixels, time));
-    this.asker = new Latest("api/analyse", (answer, about) => this.answered(answer, about), (error) => this.tell(error.message));
+    this.asker = new Latest("api/analyse", (answer, about) => this.answered(answer, about), (error) => this.unanswered(error));
     this.tightener = new Latest("api/tighten", (found, about) => this.tightened(found, about), () => {});
     Object.assign(this, { scheduled: false, oldest: null, pixels: null, timer: 0 });
     this.pad = new Pad(find("pad"), model.shape, (time) => this.changed(time));
@@ -171,11 +171,18 @@ class Page {
   }
 
   answered(answer, { pixels, since }) {
+    if (this.silent) this.tell(null);
+    this.silent = false;
     this.answer = answer;
     this.answerView.show(answer, pixels);
     this.clampView.show(answer, pixels);
     this.modelView.mark(answer);
     requestAnimationFrame(() => setTimeout(() => this.time(since)));
+  }
+
+  unanswered(error) {
+    this.silent = true;
+    this.tell(error.message);
   }
 
   // From the oldest change an answer covers to the frame that shows it; the browser's own clock keeps the list.

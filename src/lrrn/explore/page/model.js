@@ -25,7 +25,7 @@ export class ModelView {
   update(model) {
     this.model = model;
     const compared = typeof model.reference === "object";
-    const facts = [`${model.name}`, model.sizes.join("–"), `trained by ${OBJECTIVES[model.objective] ?? model.objective}`];
+    const facts = [`${model.name}`, model.sizes.join("-"), `trained by ${OBJECTIVES[model.objective] ?? model.objective}`];
     if (compared && model.reference.score !== null) facts.push(`${percent(model.reference.score)} right on held-out samples`);
     if (model.lipschitz) facts.push(`Lipschitz constant at most ${figure(model.lipschitz)}`);
     find("model-line").textContent = facts.join(" · ");

@@ -21,7 +21,7 @@ export async function read(file, [rows, columns], fit) {
   }
   try {
     if (bitmap.width * bitmap.height > MOST_PIXELS) {
-      const size = `${bitmap.width} × ${bitmap.height}`;
+      const size = `${bitmap.width} by ${bitmap.height}`;
       throw new Error(`“${file.name}” has ${size} pixels; choose an image of at most ${MOST_PIXELS / 1e6} million.`);
     }
     return pixelsOf(bitmap, rows, columns, fit);
