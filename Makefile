@@ -1,11 +1,13 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types contracts mutate interpret docs scale-out bench reproduce reproduce-quick record clean
+.PHONY: help demo explore test browser lint types contracts mutate interpret docs scale-out bench reproduce \
+	reproduce-quick record clean
 
 help:
 	@echo "make demo       train a network on handwritten digits"
-	@echo "make test       run the test suite"
+	@echo "make explore    open a trained network in the browser"
+	@echo "make test       run the test suite; make browser: the explorer's, in headless Chromium if there is one"
 	@echo "make lint       check style and formatting; make types, make contracts: types and import layers"
 	@echo "make docs       build the documentation, offline, and run every code block in it"
 	@echo "make mutate     inject defects and see that the tests notice"
@@ -23,6 +25,10 @@ help:
 
 .venv/.test: pyproject.toml constraints.txt | .venv/bin/python
 	.venv/$(PIP) --editable '.[test]'
+	@touch $@ .venv/.package
+
+.venv/.explore: pyproject.toml constraints.txt | .venv/bin/python
+	.venv/$(PIP) --editable '.[explore]'
 	@touch $@ .venv/.package
 
 .venv/.lint: pyproject.toml constraints.txt | .venv/bin/python
@@ -52,9 +58,16 @@ help:
 demo: .venv/.package
 	.venv/bin/lrrn demo
 
-# what the documentation promises is tested by make docs
+explore: .venv/.explore
+	.venv/bin/lrrn explore
+
+# what the documentation promises is tested by make docs, the explorer's page by make browser
 test: .venv/.test
-	.venv/bin/python -m pytest --cov --cov-report=term --ignore=tests/test_docs.py
+	.venv/bin/python -m pytest --cov --cov-report=term --ignore=tests/test_docs.py --ignore=tests/browser
+
+# screenshots and the log of requests go to out/browser
+browser: .venv/.test
+	.venv/bin/python -m pytest -q tests/browser
 
 lint: .venv/.lint
 	.venv/bin/ruff format --check .

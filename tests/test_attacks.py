@@ -23,6 +23,7 @@ from lrrn.certify import (
     empirical_lipschitz,
     minimal_perturbation,
     pgd,
+    strongest_perturbation,
 )
 from lrrn.certify.adapters import Scores
 from lrrn.certify.radius import METHODS
@@ -82,6 +83,39 @@ def test_any_module_is_attacked_and_a_linear_one_at_its_distances(linear):
     assert pgd(module, x, label, 1.001 * exact).success.all() and not pgd(module, x, label, 0.999 * exact).success.any()
     with pytest.raises(ValueError, match="this network has one"):
         pgd(torch.nn.Linear(x.shape[1], 1, dtype=torch.float64), x, label, 1.0)
+
+
+def test_the_strongest_perturbation_of_a_linear_classifier_is_the_closed_form_inside_and_beyond_the_boundary(linear):
+    """Within a ball of radius eps the lead of j over i is at most lead_j + eps |w_j - w_i|, along w_j - w_i."""
+    net, x, label, exact = linear
+    w, y = net.W[0].detach(), net.infer(x).output
+    for share in (0.0, 0.5, 3.0):
+        eps = share * exact
+        most = (y - y.gather(1, label[:, None]) + eps[:, None] * (w - w[label][:, None]).norm(dim=-1)).scatter(
+            1, label[:, None], -math.inf
+        )
+        found = strongest_perturbation(net, x, label, eps, rivals=4)
+        assert ((found - x).norm(dim=1) <= eps).all()
+        z = net.infer(found).output
+        reached = (z - z.gather(1, label[:, None])).scatter(1, label[:, None], -math.inf).amax(1)
+        torch.testing.assert_close(reached, most.amax(1), rtol=1e-8, atol=1e-8)
+
+
+def test_the_strongest_perturbation_stays_in_the_box_and_changes_no_certified_label():
+    net = random_network((8, 7, 5))
+    x = random_input(30, 8).sigmoid()
+    certificate = lrrn.certify(net, x, "multiplier")
+    label = certificate.prediction
+    found = strongest_perturbation(net, x, label, 0.999 * certificate.radius)
+    assert (net.infer(found).output.argmax(-1) == label).all()
+    # and where pgd finds a change of label, so does it
+    reach = 1.05 * minimal_perturbation(net, x, label).distance
+    pressed = strongest_perturbation(net, x, label, reach, rivals=4)
+    assert (net.infer(pressed).output.argmax(-1) != label).double().mean() > 0.9
+    clipped = strongest_perturbation(net, x, label, 2 * reach, clip=(0.0, 1.0))
+    assert (clipped >= 0).all() and (clipped <= 1).all() and ((clipped - x).norm(dim=1) <= 2 * reach).all()
+    with pytest.raises(ValueError, match="rivals must be at least 1"):
+        strongest_perturbation(net, x, label, 1.0, rivals=0)
 
 
 def test_ascents_that_do_not_start_at_x_succeed_too(linear):

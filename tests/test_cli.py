@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import lrrn
 from lrrn.cli import app
+from lrrn.serialization import load_reference
 
 runner = CliRunner()
 
@@ -42,7 +43,7 @@ def iris(tmp_path):
 
 
 def test_help_names_every_command_and_option():
-    commands = ("demo", "train", "evaluate", "certify", "attack", "bench")
+    commands = ("demo", "train", "evaluate", "certify", "attack", "reproduce", "bench", "explore", "info")
     assert set(commands) <= set(runner.invoke(app, ["--help"]).output.split())
     for command in commands:
         output = runner.invoke(app, [command, "--help"], terminal_width=200).output
@@ -71,6 +72,8 @@ def test_train_then_evaluate_gives_the_same_figures(tmp_path):
     run("evaluate", model, "digits", "--json", second)
     one, two = (json.loads(file.read_text())["models"][0] for file in (first, second))
     assert lrrn.load(model).hidden_sizes == (20, 10)
+    kept = load_reference(model)
+    assert len(kept.samples) == 60 and kept.image_shape == (8, 8) and kept.score == one["score"] and len(kept.radii) == 450
     for key in ("score", "lipschitz", "median_radius", "certified"):
         assert one[key] == two[key], key
 
@@ -79,6 +82,7 @@ def test_a_csv_file_with_text_labels(tmp_path, iris):
     model, figures = tmp_path / "m.safetensors", tmp_path / "out.json"
     run("train", iris, "--target", "kind", "-o", model, "--json", figures, "--eps", "0.1,0.5")
     loaded, result = lrrn.load(model), json.loads(figures.read_text())["models"][0]
+    assert len(load_reference(model).samples) == 0 and len(load_reference(model).energies["samples"]) == 38  # not given away
     assert loaded.classes_.tolist() == ["setosa", "versicolor", "virginica"] and loaded.standardize
     assert result["n_samples"] == 38 and result["score"] > 0.85 and set(result["certified"]) == {"0.1", "0.5"}
 

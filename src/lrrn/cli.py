@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from lrrn.audit import Audit
@@ -130,7 +130,8 @@ def train(
     """Train a model, save it, and show what it is worth on data it has not seen."""
     import time
 
-    from lrrn.evaluation import evaluate
+    from lrrn.datasets import NAMES
+    from lrrn.evaluation import KEPT_SAMPLES, evaluate, reference_of
     from lrrn.ranks import joined
     from lrrn.serialization import save
 
@@ -165,6 +166,10 @@ def train(
         name = str(getattr(model, "objective", "energy model"))
         result = evaluate(name, model, X_test, y_test, _sizes(eps), shape, X, seconds, seed)
     if ranks.is_main:
+        if kind is not Kind.regressor:  # for the explorer, with samples only of public data
+            keep = KEPT_SAMPLES if data in NAMES else 0
+            parts = (X_test, y_test, shape, f"{data}, held out", keep, result.score, result.radii, result.energies)
+            save(model, output, reference_of(model, *parts))
         _publish(f"{data}, samples held out", [result], json_file, page, shape)
         console.print(f"saved to {output}")
 
@@ -363,6 +368,57 @@ def bench(
         console.print(f"tables and charts: {page}")
 
 
+@app.command("explore")
+def explore_command(
+    model: Annotated[
+        Path | None, typer.Argument(help="A saved classifier or energy model of images.", metavar="[MODEL]")
+    ] = None,
+    samples: Annotated[
+        str | None, typer.Option(help="Held-out data to compare with, if not those in the file: digits, mnist, ..., a file.")
+    ] = None,
+    target: Target = None,
+    root: Root = None,
+    image: ImageShape = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other machines can reach any but the default.")
+    ] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any that is free.", min=0, max=65535)] = None,
+    show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json_file: JsonFile = None,
+) -> None:
+    """Explore a model in the browser; without MODEL, a small one that is trained on handwritten digits on the spot."""
+    from lrrn.explore import check_installed
+
+    with _explained(None):
+        check_installed()
+        from lrrn.explore.launch import run
+
+        json_file, shape = _writable(json_file), None if image is None else _height_and_width(image)
+        data = None if samples is None else (samples, *_open(samples, "test", root, target).everything())
+        run(model, data, shape, _device(device), seed, host, port, show, console.print, lambda found: _dump(json_file, found))
+
+
+@app.command("info")
+def info_command(
+    root: Root = None,
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="Where to try the solvers.")] = "auto",
+    json_file: JsonFile = None,
+) -> None:
+    """Show versions, devices, solvers, data found and the thread policy."""
+    from lrrn.info import as_rows, gather
+
+    json_file = _writable(json_file)
+    report = gather(root, device if device == "auto" else _device(device))
+    table = Table("section", "name", Column(overflow="fold"), box=None, show_header=False, padding=(0, 2, 0, 0))
+    for row in as_rows(report):
+        table.add_row(*row)
+    console.print(table)
+    _dump(json_file, report)
+
+
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
@@ -523,9 +579,16 @@ def _shape(data: str, image: str | None, n_features: int) -> tuple[int, int] | N
     if image is None:
         side = round(n_features**0.5)
         return (side, side) if data in datasets.NAMES else None
-    height, _, width = image.partition("x")
-    if not (height.isdigit() and width.isdigit() and int(height) * int(width) == n_features):
+    shape = _height_and_width(image)
+    if shape[0] * shape[1] != n_features:
         raise typer.BadParameter(f"--image should be HEIGHTxWIDTH with {n_features} pixels in all; got {image!r}")
+    return shape
+
+
+def _height_and_width(image: str) -> tuple[int, int]:
+    height, _, width = image.partition("x")
+    if not (height.isdigit() and width.isdigit() and int(height) * int(width) > 0):
+        raise typer.BadParameter(f"--image should be HEIGHTxWIDTH, such as 28x28; got {image!r}")
     return int(height), int(width)
 
 

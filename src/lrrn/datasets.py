@@ -77,6 +77,7 @@ PREFIX = "train_7011"
 PREFIX_FOLDER = Path("KMNIST", "train_prefix_7011")
 TABLES = (".npz", ".npy", ".parquet", ".csv")
 """Endings of the files that :func:`open_table` reads."""
+PREFIX_FILES = "images-idx3-ubyte", "labels-idx1-ubyte"
 MAX_BYTES = 2**31
 """Largest array an idx file may announce."""
 
@@ -125,6 +126,34 @@ def load(
     return (images.reshape(len(images), -1) / np.float32(255)).astype(np.float32, copy=False), labels.astype(np.int64)
 
 
+def find(root: str | os.PathLike[str] | None = None) -> dict[str, dict[str, Path | None]]:
+    """Say what is at hand without reading or downloading anything.
+
+    Parameters
+    ----------
+    root : path-like, optional
+        As in :func:`load`.
+
+    Returns
+    -------
+    dict of str to dict of str to Path or None
+        For every data set but the embedded one and each of its splits, where :func:`load` would find the images; None if images
+        or labels are missing. Files are checked only when they are loaded.
+    """
+    roots = _roots(root)
+    found: dict[str, dict[str, Path | None]] = {}
+    for name in FOLDERS:
+        places = _places(name, roots)
+        found[name] = {}
+        for split, files in FILES.items():
+            paths = [_existing(places, file) for file in files]
+            found[name][split] = paths[0] if None not in paths else None
+        if name == "kmnist":
+            paths = [_existing([base / PREFIX_FOLDER for base in roots], file) for file in PREFIX_FILES]
+            found[name][PREFIX] = paths[0] if None not in paths else None
+    return found
+
+
 def _digits(split: str) -> tuple[NDArray[Any], NDArray[Any]]:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -147,6 +176,12 @@ def _roots(root: str | os.PathLike[str] | None) -> list[Path]:
     return [cache] if base is None else [Path(base), cache]
 
 
+def _places(name: str, roots: list[Path]) -> list[Path]:
+    """Return the folders that files of a data set may be in."""
+    folders = [base / FOLDERS[name] / "raw" for base in roots]
+    return [*folders, DEBIAN] if name == "fashion_mnist" else folders
+
+
 def _existing(folders: list[Path], file: str) -> Path | None:
     candidates = (folder / f"{file}{suffix}" for folder in folders for suffix in ("", ".gz"))
     return next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -154,11 +189,10 @@ def _existing(folders: list[Path], file: str) -> Path | None:
 
 def _prefix(root: str | os.PathLike[str] | None) -> list[Path]:
     folders = [base / PREFIX_FOLDER for base in _roots(root)]
-    files = "images-idx3-ubyte", "labels-idx1-ubyte"
-    paths = [path for file in files if (path := _existing(folders, file)) is not None]
-    if len(paths) < len(files):
+    paths = [path for file in PREFIX_FILES if (path := _existing(folders, file)) is not None]
+    if len(paths) < len(PREFIX_FILES):
         raise DataError(
-            f"split {PREFIX!r} is never downloaded, and {' and '.join(files)} (or .gz) are not in "
+            f"split {PREFIX!r} is never downloaded, and {' and '.join(PREFIX_FILES)} (or .gz) are not in "
             f"{' or '.join(map(str, folders))}; put them there"
         )
     return paths
@@ -167,8 +201,7 @@ def _prefix(root: str | os.PathLike[str] | None) -> list[Path]:
 def _obtain(name: str, file: str, root: str | os.PathLike[str] | None, download: bool) -> Path:
     """Return where a file is, after downloading it if need be and checking its digest if it is compressed."""
     roots = _roots(root)
-    folders = [base / FOLDERS[name] / "raw" for base in roots]
-    places = [*folders, DEBIAN] if name == "fashion_mnist" else folders
+    folders, places = [base / FOLDERS[name] / "raw" for base in roots], _places(name, roots)
     path = _existing(places, file)
     if path is not None:
         if path.suffix == ".gz":

@@ -181,6 +181,28 @@ class LiftedEnergy:
             blocks.append(torch.nn.functional.linear(features, self.weights[-1], self.b[-1]))
         return blocks
 
+    @torch.no_grad()
+    def reconstruct(self, z: Tensor, layer: int) -> Tensor:
+        """Reconstruct inputs from the activations of one layer alone, going down: z_k = W_k^T z_{k+1} - c_k, kept inside C_k.
+
+        Parameters
+        ----------
+        z : Tensor of shape (n, d_layer)
+        layer : int
+            1, ..., L.
+
+        Returns
+        -------
+        Tensor of shape (n, d_0)
+        """
+        below = z
+        for k in reversed(range(layer)):
+            c = self.c[k]
+            below = below @ self.weights[k] - (0.0 if c is None else c)
+            if k > 0:
+                below = below.clamp(self.intervals[k - 1].lo, self.intervals[k - 1].hi)
+        return below
+
     # --- what an inexact answer is worth ------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -241,6 +263,11 @@ class LiftedEnergy:
             product * h.frobenius() + error, product, self.inner_rounding * reach, self.inner_rounding * self._linear_size
         )
         return verified.smallest_eigenvalue(h, error), rounding
+
+    @cached_property
+    def input_gain(self) -> float:
+        """Proven bound on how much q grows per unit of x: a_0 (1 + beta_0) |W_0|_2; for float64 energies."""
+        return self.discounts[0] * (1 + self.beta[0]) * verified.spectral_norm(self.weights[0])
 
     @cached_property
     def root_rounding(self) -> tuple[float, float]:

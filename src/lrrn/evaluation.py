@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from sklearn.metrics import r2_score
 
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.learning.checkpoint import fingerprint
+from lrrn.reference import UNKNOWN, Reference
 from lrrn.report import Page
 from lrrn.rows import ArrayRows, Rows
 from lrrn.scoring import Parts, over_rows
@@ -25,6 +26,10 @@ EPS = (0.1, 0.25, 0.5)
 """Sizes of perturbations to certify, in units of the data's scale, unless others are asked for."""
 STRANGE = 65_536
 """Strange inputs made at most: enough to tell how well the energy knows them, however many samples there are."""
+KEPT_ENERGIES = 2000
+"""Energies of each kind that a reference holds at most."""
+KEPT_SAMPLES = 60
+"""Samples that a file saved by the command line holds, if they are public."""
 
 
 @final
@@ -165,9 +170,70 @@ def _score_chunk(model: Model, sizes: Sequence[float], predict: bool, X: Array, 
     return columns
 
 
+def reference_of(
+    model: Model,
+    X: Array,
+    y: Array | None,
+    image_shape: tuple[int, int] | None,
+    source: str,
+    keep: int,
+    score: float | None,
+    radii: Array | None,
+    energies: Mapping[str, Array],
+) -> Reference:
+    """Return what a file may hold of held-out samples, for whoever explores the model.
+
+    Parameters
+    ----------
+    model : LRRNClassifier or LRRNEnergyModel
+    X : array of shape (n_samples, n_features)
+    y : array of shape (n_samples,), optional
+    image_shape : (int, int), optional
+    source : str
+        Where the samples come from, in words.
+    keep : int
+        How many samples to give along, of every class in turn; 0 keeps them private.
+    score, radii, energies
+        As in :class:`Evaluation`.
+
+    Returns
+    -------
+    Reference
+    """
+    labels = np.full(len(X), UNKNOWN, dtype=np.int64)
+    order = np.arange(len(X))
+    if isinstance(model, LRRNClassifier) and y is not None:
+        known = np.isin(y, model.classes_)
+        labels[known] = np.searchsorted(model.classes_, np.asarray(y)[known])
+        # the first of every class, then the second of every class, and so on
+        turn = np.zeros(len(X), dtype=np.int64)
+        for label in np.unique(labels):
+            turn[labels == label] = np.arange(np.count_nonzero(labels == label))
+        order = np.lexsort((labels, turn))
+    low, high = float(X.min()), float(X.max())
+    return Reference(
+        source=source,
+        image_shape=image_shape,
+        low=low,
+        high=high if high > low else low + 1.0,
+        score=score,
+        radii=radii,
+        energies={kind: np.asarray(values[:KEPT_ENERGIES]) for kind, values in energies.items()},
+        samples=X[order[:keep]].astype(np.float32),
+        labels=labels[order[:keep]],
+    )
+
+
 def sizes_for(model: Model, eps: Sequence[float] | None) -> tuple[float, ...]:
     """Return the sizes asked for or, if none were, the usual ones times the scale that ``standardize`` found."""
     return tuple(float(f"{factor * model.scale_in_:.2g}") for factor in EPS) if eps is None else tuple(eps)
+
+
+def energies_of(
+    model: Model, X: Array, image_shape: tuple[int, int] | None, familiar: Array | None = None, seed: int = 0
+) -> dict[str, Array]:
+    """Return the energies of samples and of strange inputs made from them, by what they are; arguments as for `evaluate`."""
+    return {"samples": model.energy(X), **_strange_energies(model, ArrayRows(X), image_shape, familiar, seed)}
 
 
 def check_labels(model: LRRNClassifier, y: Array) -> None:

@@ -97,9 +97,7 @@ def pgd(
     if steps < 1 or restarts < 1:
         raise ValueError(f"steps and restarts must be at least 1; got {steps} and {restarts}")
     of, x, label, box = _checked(net, x, label, clip)
-    reach = torch.as_tensor(eps, dtype=torch.float64, device=x.device).expand(len(x))
-    if not bool((reach >= 0).all() and reach.isfinite().all()):
-        raise ValueError(f"eps must be finite and at least 0; got {eps}")
+    reach = _checked_reach(eps, x)
     generator = torch.Generator().manual_seed(seed)
     found = x.clone()
     with torch.no_grad(), blas_threads(1):
@@ -185,6 +183,52 @@ def minimal_perturbation(
         return _confirmed(walker, x, found, label, x.new_full((len(x),), math.inf))
 
 
+def strongest_perturbation(
+    net: nn.Module,
+    x: Tensor,
+    label: Tensor,
+    eps: float | Tensor,
+    *,
+    steps: int = 30,
+    rivals: int = 2,
+    clip: Clip | None = None,
+) -> Tensor:
+    """Look for the perturbation of Euclidean norm at most ``eps`` that presses the label's lead down furthest.
+
+    Unlike :func:`pgd` it does not stop where the label changes, and it returns what it found whether the label changed or not:
+    it shows what an attacker of that strength does to an input. Ascents from x climb the lead of each of the nearest rivals.
+
+    Parameters
+    ----------
+    net, x, label, eps, clip
+        As in :func:`pgd`.
+    steps : int, default=30
+        Gradient steps of each ascent.
+    rivals : int, default=2
+        How many other outputs to climb towards, nearest first.
+
+    Returns
+    -------
+    float64 Tensor of shape (n, d_0)
+        The perturbed inputs, at most ``eps`` from x. What is computed there is for the caller to see.
+    """
+    if steps < 1 or rivals < 1:
+        raise ValueError(f"steps and rivals must be at least 1; got {steps} and {rivals}")
+    of, x, label, box = _checked(net, x, label, clip)
+    reach = _checked_reach(eps, x)
+    found = x.clone()
+    with torch.no_grad(), blas_threads(1):
+        walker = _Walker(of, box)
+        for rows in _chunks(of, len(x)):
+            here, right = x[rows], label[rows]
+            most = here.new_full((len(rows),), -math.inf)
+            for aim in nearest_rivals(of, here, right)[:, :rivals].unbind(1):
+                delta, lead = walker.press(here, right, aim, reach[rows], steps)
+                better = lead > most
+                found[rows[better]], most[better] = (here + delta)[better], lead[better]
+    return found
+
+
 def _refined(walker: _Walker, x: Tensor, label: Tensor, order: Tensor, delta: Tensor, steps: int) -> Tensor:
     """Look for smaller perturbations than successful ones; ``order`` has the rivals in columns, nearest first."""
     plan = [(share, rank, 0.0, 1.0) for share, rank in FROM_X] + [(share, None, share, first) for share, first in FROM_BEST]
@@ -257,6 +301,21 @@ class _Walker:
         result[rows] = delta
         return result, hit
 
+    def press(self, x: Tensor, label: Tensor, rival: Tensor, reach: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """Climb the lead of ``rival`` within ``reach`` to the end; return the perturbations that led most, and their leads."""
+        row = torch.arange(len(x), device=x.device)
+        delta, z = torch.zeros_like(x), None
+        best, most = delta.clone(), x.new_full((len(x),), -math.inf)
+        for step in range(steps + 1):
+            z, y = self.slopes.outputs(x + delta, z)
+            lead = y[row, rival] - y[row, label]
+            better = lead > most
+            best[better], most[better] = delta[better], lead[better]
+            uphill = normalised(self.slopes.gradient(self._slope(z, rival, label)))
+            size = 0.5 * (1 + math.cos(math.pi * step / steps))
+            delta = self.inside(x, delta + uphill * (size * reach)[:, None], reach)
+        return best, most
+
     def walk(self, x: Tensor, label: Tensor, rivals: Tensor, steps: int) -> Tensor:
         """Step to the linearised boundary to each of several rivals; return the smallest perturbations that changed a label.
 
@@ -315,6 +374,13 @@ def _chunks(of: Surface, n: int) -> Iterator[Tensor]:
     """Yield row numbers in chunks whose Jacobians fit."""
     size = max(1, CHUNK_NUMBERS // max(of.numbers, 3 * of.n_inputs))
     yield from torch.arange(n, device=of.device).split(size)
+
+
+def _checked_reach(eps: float | Tensor, x: Tensor) -> Tensor:
+    reach = torch.as_tensor(eps, dtype=torch.float64, device=x.device).expand(len(x))
+    if not bool((reach >= 0).all() and reach.isfinite().all()):
+        raise ValueError(f"eps must be finite and at least 0; got {eps}")
+    return reach
 
 
 def _checked(

@@ -425,7 +425,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
 
     # --- certifying ---------------------------------------------------------------------------------------------------
 
-    def certified_radius(self, X: ArrayLike, method: str = "auto") -> Array:
+    def certified_radius(self, X: ArrayLike, method: str = "auto", seconds: float | None = None) -> Array:
         """Return the radius, in the units of X, within which the predicted label of each sample is proven not to change.
 
         It holds for the labels :meth:`predict` computes, solver error and rounding included.
@@ -435,6 +435,8 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         X : array of shape (n_samples, n_features)
         method : {"auto", "paper", "pairwise", "spectral", "multiplier", "local"}, default="auto"
             As in :func:`lrrn.certify`; labels predicted by class energies are certified by those.
+        seconds : float, optional
+            Budget for the constants that all samples share, as in :func:`lrrn.certify`.
 
         Returns
         -------
@@ -448,7 +450,11 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
             return self._over_chunks(
                 X, lambda x: self._radius_in(certify_energies(self.network_, x, max_sweeps=sweeps).radius, x)
             )
-        return self._over_chunks(X, lambda x: self._radius_in(certify(self.network_, x, method, max_sweeps=sweeps).radius, x))
+
+        def radius(x: Tensor) -> Tensor:
+            return self._radius_in(certify(self.network_, x, method, seconds=seconds, max_sweeps=sweeps).radius, x)
+
+        return self._over_chunks(X, radius)
 
     def certified_score(self, X: ArrayLike, y: ArrayLike, eps: float, method: str = "auto") -> float:
         """Return the share of samples that are classified correctly under every perturbation of Euclidean norm ``eps``.

@@ -289,11 +289,6 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         net = self.network_
         if codes.shape[1] != net.sizes[-1]:
             raise ValueError(f"Z must have {net.sizes[-1]} columns, as many as transform returns; got {codes.shape[1]}")
-        below = torch.as_tensor(np.require(codes, requirements=["C", "W"])).to(device=net.W[0].device, dtype=torch.float64)
-        energy = net.energy_snapshot(torch.float64)
-        for k in reversed(range(energy.n_layers)):
-            c = energy.c[k]
-            below = below @ energy.weights[k] - (0.0 if c is None else c)
-            if k > 0:
-                below = below.clamp(energy.intervals[k - 1].lo, energy.intervals[k - 1].hi)
+        z = torch.as_tensor(np.require(codes, requirements=["C", "W"])).to(device=net.W[0].device, dtype=torch.float64)
+        below = net.energy_snapshot(torch.float64).reconstruct(z, len(net.W))
         return below.cpu().numpy() * self.scale_in_ + self.offset_in_
