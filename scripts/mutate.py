@@ -403,6 +403,55 @@ MUTANTS = [
         "return result",
         "test_paper.py",
     ),
+    Mutant(
+        "trust a residual that is all rounding",
+        "network.py",
+        "solved = solved.doubted(",
+        "solved.doubted(",
+        "test_flags.py",
+    ),
+    Mutant(
+        "let float32 have the last word",
+        "network.py",
+        "    if exact is energy:",
+        "    if True:",
+        "test_flags.py",
+    ),
+    Mutant(
+        "judge float32 answers by bounds it cannot hold",
+        "network.py",
+        "BoxQP(phase.hessian, phase.q, qp.lo.to(torch.float64), qp.hi.to(torch.float64))",
+        "phase",
+        "test_flags.py",
+    ),
+    Mutant(
+        "let an overflowing output pass",
+        "network.py",
+        "solved = solved.flagged_unless(z.isfinite().all(-1))",
+        "pass",
+        "test_flags.py",
+    ),
+    Mutant(
+        "let an overflow hide behind a bound",
+        "solvers/loop.py",
+        "missed = ~(self.residual <= self.must) | ~finite",
+        "missed = ~(self.residual <= self.must)",
+        "test_flags.py",
+    ),
+    Mutant(
+        "let the norm of q overflow",
+        "qp.py",
+        "return torch.where(norms.isfinite(), norms, torch.linalg.vector_norm(v * 1e-160, dim=-1) * 1e160)",
+        "return norms",
+        "test_flags.py",
+    ),
+    Mutant(
+        "forget that a box may keep away from zero",
+        "solvers/newton.py",
+        "size = torch.maximum(row_norms(q), row_norms(self._h.matmul(nearest))).clamp(min=1e-300)[:, None]",
+        "size = row_norms(q).clamp(min=1e-300)[:, None]",
+        "test_flags.py",
+    ),
 ]
 
 
