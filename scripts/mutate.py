@@ -452,6 +452,34 @@ MUTANTS = [
         "size = row_norms(q).clamp(min=1e-300)[:, None]",
         "test_flags.py",
     ),
+    Mutant(
+        "let a forked child wait for the threads of its parent",
+        "threads.py",
+        "    torch.set_num_threads(1)\n\n\nif hasattr",
+        "\n\nif hasattr",
+        "test_threads.py",
+    ),
+    Mutant(
+        "let the first to leave lift the limit of the others",
+        "threads.py",
+        "if held.blas_holders == 0 and held.keeper is not None:",
+        "if held.keeper is not None:",
+        "test_threads.py",
+    ),
+    Mutant(
+        "let every thread that enters remember the limit",
+        "threads.py",
+        "        if held.blas_holders == 0:\n            # one",
+        "        if held.blas_holders >= 0:\n            # one",
+        "test_threads.py",
+    ),
+    Mutant(
+        "let a new thread keep the limit of another",
+        "threads.py",
+        "before = held.torch_before",
+        "pass",
+        "test_threads.py",
+    ),
 ]
 
 
