@@ -140,12 +140,14 @@ class _Run:
 
     def result(self) -> QPSolution:
         sweeps = torch.zeros_like(self.residual, dtype=torch.int64) if self.sweeps is None else self.sweeps
-        missed = ~(self.residual <= self.must)
+        # an overflow may hide where a unit is held by its bound, with the wrong sign
+        finite = self.gradient.isfinite().all(-1)
+        missed = ~(self.residual <= self.must) | ~finite
         status = missed.to(torch.int64)  # CONVERGED is 0, MAX_SWEEPS is 1
         if bool(missed.any()):
             if self.stalled is not None:
                 status.masked_fill_(missed & self.stalled, int(Status.STALLED))
-            status.masked_fill_(~self.residual.isfinite(), int(Status.NON_FINITE))
+            status.masked_fill_(~(finite & self.residual.isfinite()), int(Status.NON_FINITE))
         return QPSolution(self.z, self.gradient, self.residual, sweeps, status, tuple(self.used))
 
     def through(self, solver: Solver, following: Solver | None) -> bool:
