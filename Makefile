@@ -1,7 +1,7 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo explore test browser lint types contracts mutate interpret docs scale-out bench reproduce \
+.PHONY: help demo explore test coverage browser lint types contracts mutate interpret docs scale-out bench reproduce \
 	reproduce-quick record clean
 
 help:
@@ -61,9 +61,13 @@ demo: .venv/.package
 explore: .venv/.explore
 	.venv/bin/lrrn explore
 
-# what the documentation promises is tested by make docs, the explorer's page by make browser
+# what the documentation promises is tested by make docs, the explorer's page by make browser, ranks by make scale-out
 test: .venv/.test
-	.venv/bin/python -m pytest --cov --cov-report=term --ignore=tests/test_docs.py --ignore=tests/browser
+	.venv/bin/python -m pytest --ignore=tests/test_docs.py --ignore=tests/browser --ignore=tests/test_ranks.py
+
+# which lines the same tests reach
+coverage: .venv/.test
+	.venv/bin/python -m pytest -q --cov --cov-report=term --ignore=tests/test_docs.py --ignore=tests/browser
 
 # screenshots and the log of requests go to out/browser
 browser: .venv/.test
@@ -98,6 +102,7 @@ interpret: .venv/.test
 
 # bounded versions; benchmarks/results holds what the full ones found
 scale-out: .venv/.test
+	.venv/bin/python -m pytest -q tests/test_ranks.py
 	.venv/bin/python scripts/scale_out.py --quick
 	.venv/bin/python scripts/kill_ranks.py --kills 2
 	.venv/bin/python scripts/out_of_core.py --quick
