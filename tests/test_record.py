@@ -378,7 +378,8 @@ def test_an_interrupted_stage_continues_where_it_was(root, tmp_path, monkeypatch
     execute(row, parts, root, "cpu", False, LITTLE)
     assert seen == [7, 7, 6, 6]
     for name in ("radii-pairwise", stages.RIGHT, ATTACK):
-        assert np.array_equal(kept(parts, name)[0], kept(whole, name)[0])
+        # products of other sizes may round otherwise
+        np.testing.assert_allclose(kept(parts, name)[0], kept(whole, name)[0], rtol=1e-9)
 
 
 def test_after_the_deadline_nothing_is_begun(root, tmp_path):
