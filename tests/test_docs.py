@@ -120,6 +120,8 @@ def test_every_command_is_shown_with_its_output():
     text = (ROOT / "docs" / "command-line.md").read_text()
     lines = [command.split() for example in examples(text, "console") for command, _ in commands(example.block.text)]
     shown = {words[1] for words in lines if words[0] == "lrrn"}
+    # what depends on the machine, or never ends, is shown and not compared
+    shown |= set(re.findall(r"^\$ lrrn (explore|info)\b", (ROOT / "docs" / "command-line.md").read_text(), re.MULTILINE))
     known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert shown == known, "every command has a console block in docs/command-line.md, recorded with LRRN_RECORD=1"
 
