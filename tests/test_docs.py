@@ -57,14 +57,13 @@ def test_commands_print_what_the_page_shows(page, tmp_path):
     environment.pop("LRRN_DATA", None)
     for example in examples(text, "console"):
         note = example.block.note
-        if "needs data" in note:
-            if not (DATA / "MNIST").is_dir():
-                continue
-            environment["LRRN_DATA"] = str(DATA)
+        data = {"LRRN_DATA": str(DATA)} if "needs data" in note else {}
+        if data and not (DATA / "MNIST").is_dir():
+            continue
         shown = ""
         for command, promised in commands(example.block.text):
             done = subprocess.run(
-                ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+                ["bash", "-c", command], cwd=tmp_path, env=environment | data, capture_output=True, text=True, timeout=600
             )
             ran["shell commands"] += 1
             assert (done.returncode != 0) == ("fails" in note), f"{command}: {done.stdout}{done.stderr}"
