@@ -87,6 +87,11 @@ def difference(promised: str, printed: str, figures: bool = True) -> str | None:
     return None
 
 
+def sections(text: str) -> list[str]:
+    """Return the first words of the lines that are not indented: what is left of an output that depends on the machine."""
+    return [line.split()[0] for line in text.splitlines() if line[:1].strip()]
+
+
 def _lines(text: str, figures: bool) -> list[str]:
     # tables are as wide as their widest figure, so rules and spaces are no part of the promise
     text = re.sub(r"[━─┏┓┗┛┡┩└┘┳╇┴╈┯┷┠┨]+", "", DURATION.sub("some time", text))

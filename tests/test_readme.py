@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from doc_pages import ROOT, blocks, difference, examples, recorded
+from doc_pages import ROOT, blocks, difference, examples, recorded, sections
 
 README = ROOT / "README.md"
 TEXT = README.read_text()
@@ -70,3 +70,4 @@ def test_outputs_are_compared_with_some_tolerance_but_not_too_much():
     assert difference("took 3.1 s", "took 99 s") is None
     assert difference("| 12 |", "| 700 |") is not None
     assert difference("| 12 |", "| 700 |", figures=False) is None
+    assert sections("versions  torch 2\n          numpy 1\ndevices cpu") == ["versions", "devices"]
