@@ -187,6 +187,33 @@ def extrapolated(alone: list[dict[str, Any]], messages: list[dict[str, Any]]) ->
     return rows
 
 
+def markdown(report: dict[str, Any]) -> str:
+    """Return the tables of docs/scaling-out.md."""
+    rows = [
+        "| network | batch | one rank | one rank, two threads | two ranks | two over one |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in report["samples a second"]:
+        speeds = [
+            f"{row[name]:,.0f}" for name in ("one rank, one thread", "one rank, two threads", "two ranks, one thread each")
+        ]
+        rows.append(f"| {row['network']} | {row['batch']:,} | {' | '.join(speeds)} | {row['two ranks over one']:.2f} |")
+    rows += ["", "| float32 numbers | one rank | two ranks |", "|---:|---:|---:|"]
+    messages = report["adding up float32 vectors"]
+    for one, two in zip(messages["one rank"], messages["two ranks"], strict=True):
+        rows.append(f"| {one['numbers']:,} | {1e6 * one['seconds']:,.0f} us | {1e6 * two['seconds']:,.0f} us |")
+    rows += ["", "| network | batch | link | 2 ranks | 4 | 8 | 16 |", "|---|---:|---|---:|---:|---:|---:|"]
+    for row in report["extrapolated"]:
+        speedups = " | ".join(f"{row[f'speed-up, {n} ranks']:.1f}" for n in (2, 4, 8, 16))
+        rows.append(f"| {row['network']} | {row['batch']:,} | {row['link']} | {speedups} |")
+    rows += ["", "| | one rank | two ranks | deviation over seeds | t of the difference |", "|---|---:|---:|---:|---:|"]
+    for measure in ("accuracy", "median_radius", "loss"):
+        found = report["training"][measure]
+        figures = [f"{found[name]:.4g}" for name in ("mean of one rank", "mean of two ranks", "deviation over seeds", "t")]
+        rows.append(f"| {measure.replace('_', ' ')} | {' | '.join(figures)} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes, for a check that all of it runs")
@@ -198,6 +225,7 @@ def main() -> None:
         worker(options.worker, options.sections.split(","), options.quick)
         return
     everything = ["gradients", "training", "throughput", "communication"]
+    load = os.getloadavg()[0]
     one = launch(1, 1, everything, options.quick)
     two = launch(2, 1, everything, options.quick)
     threads = launch(1, 2, ["throughput"], options.quick)
@@ -219,6 +247,8 @@ def main() -> None:
             "cores": os.cpu_count(),
             "processor": platform.processor() or platform.machine(),
             "torch": torch.__version__,
+            # near 0 on an idle machine; timings of a busy one say little
+            "load before and after": (load, os.getloadavg()[0]),
         },
         "largest relative difference of gradients": max(differences.values()),
         "relative difference of gradients": differences,
@@ -228,7 +258,8 @@ def main() -> None:
         "latency and bytes a second, two ranks": line(two["communication"]),
         "extrapolated": extrapolated(one["throughput"], two["communication"]),
     }
-    print(json.dumps({key: report[key] for key in list(report)[:2]} | {"samples a second": speeds}, indent=2))
+    print(json.dumps({key: report[key] for key in list(report)[:2]}, indent=2))
+    print(markdown(report))
     assert report["largest relative difference of gradients"] <= 1e-6
     assert all(records[0]["same_bits_again"] for records in (one["training"], two["training"]))
     if options.json:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import rank_worker as worker
 from lrrn import ranks
+from lrrn.cli import app
 from lrrn.estimators import LRRNClassifier
 from lrrn.ranks import RankLostError, Ranks, joined
 
@@ -136,6 +138,23 @@ def test_scores_are_those_of_one_process_to_the_bit(two, folder, monkeypatch):
     digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("two-*.npz")}
     assert digests == {hashlib.sha256((folder / "one.npz").read_bytes()).hexdigest()}
     assert not list(folder.glob("*.parts"))
+
+
+def test_the_command_line_under_torchrun_gives_the_files_of_one_process(folder, tmp_path):
+    """333 samples are one chunk for the command line, so rank 1 only listens; rank 0 alone prints and writes."""
+
+    def arguments(name):
+        files = ["--samples", str(tmp_path / f"{name}.npz"), "--json", str(tmp_path / f"{name}.json"), "--device", "cpu"]
+        return ["evaluate", str(folder / "model.safetensors"), str(folder / "X.npy"), "--target", str(folder / "y.npy"), *files]
+
+    done = subprocess.run(
+        [*TORCHRUN, "-m", "lrrn", *arguments("two")], env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("333 samples") == 1
+    assert CliRunner().invoke(app, arguments("one")).exit_code == 0
+    assert (tmp_path / "two.json").read_text() == (tmp_path / "one.json").read_text()
+    assert (tmp_path / "two.npz").read_bytes() == (tmp_path / "one.npz").read_bytes()
 
 
 def test_without_torchrun_a_process_is_alone(monkeypatch):

@@ -115,12 +115,17 @@ class ArrayRows(Rows):
     def pieces(self, start: int, stop: int, size: int) -> Iterator[Piece]:
         """Slice."""
         for at in range(start, stop, size):
-            X, y = (None if part is None else part[at : min(at + size, stop)] for part in (self._X, self._y))
-            assert X is not None
-            yield as_features(X), y
-            for part in (X, y):
-                if part is not None:
-                    release(part)
+            rows = slice(at, min(at + size, stop))
+            yield as_features(_in_memory(self._X[rows])), None if self._y is None else _in_memory(self._y[rows])
+
+
+def _in_memory(part: Array) -> Array:
+    """Copy what is mapped, since it will be read several times, and let the pages go."""
+    if mapped(part) is None:
+        return part
+    there = np.array(part)
+    release(part)
+    return there
 
 
 def check_shapes(name: str, X: tuple[int, ...], y: tuple[int, ...] | None) -> None:

@@ -99,13 +99,14 @@ class MappedRows(Rows):
         """Map piece after piece."""
         for at in range(start, stop, size):
             n = min(size, stop - at)
-            y = None if self._y is None or self._y_path is None else np.array(_window(self._y_path, self._y, at, n))
+            y = None if self._y is None or self._y_path is None else _window(self._y_path, self._y, at, n)
             yield as_features(_window(self._path, self._X, at, n)), y
 
 
 def _window(path: Path, header: _Header, start: int, n: int) -> Array:
+    """Return a copy of some rows; only they are ever mapped, so the file may be larger than the address space."""
     offset = header.offset + start * header.row_bytes
-    return np.memmap(path, header.dtype, "r", offset, (n, *header.shape[1:]))
+    return np.array(np.memmap(path, header.dtype, "r", offset, (n, *header.shape[1:])))
 
 
 # --- .npz ---------------------------------------------------------------------------------------------------------------
