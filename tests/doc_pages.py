@@ -75,8 +75,8 @@ def commands(block: str) -> list[tuple[str, str]]:
 def difference(promised: str, printed: str, figures: bool = True) -> str | None:
     """Say how an output differs from the one promised; None if it does not.
 
-    Words must agree. Figures may differ by three in their last digit or by a tenth, since other processors round differently
-    and training makes much of it; times may differ at will. Without ``figures`` so may all the others.
+    Words must agree. Percentages may differ by 2.5 points, other figures by three in their last digit or by a tenth, since other
+    processors round differently and training makes much of it; times may differ at will. Without ``figures`` so may all the others.
     """
     expected, got = (_lines(text, figures) for text in (promised, printed))
     if len(expected) != len(got):
@@ -103,7 +103,7 @@ def _lines(text: str, figures: bool) -> list[str]:
 def _near(promised: list[str], printed: list[str]) -> bool:
     for a, b in zip(promised, printed, strict=True):
         (x, unit), (y, _) = _read(a), _read(b)
-        if abs(x - y) > max(3 * unit, 0.1 * abs(x)) * (1 + 1e-9):
+        if abs(x - y) > (2.5 if a.endswith("%") else max(3 * unit, 0.1 * abs(x))) * (1 + 1e-9):
             return False
     return True
 
