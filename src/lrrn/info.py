@@ -61,7 +61,7 @@ def _versions() -> dict[str, str | None]:
     return {
         "lrrn": lrrn.__version__,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": ", ".join([f"{platform.system()} {platform.machine()}", " ".join(platform.libc_ver())]).rstrip(", "),
         **{name: _version(name) for name in packages},
     }
 
