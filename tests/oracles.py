@@ -53,6 +53,16 @@ class PlainNetwork:
             total += self.gamma**k * (regression @ regression + self.beta[k] * (reconstruction @ reconstruction))
         return total / 2
 
+    def gradient(self, x: np.ndarray, z: list[np.ndarray]) -> np.ndarray:
+        """dE/dz of a batch from the definition of E, without forming H; layers side by side."""
+        layers, total = [x, *z], [np.zeros_like(layer) for layer in (x, *z)]
+        for k, w in enumerate(self.weights):
+            regression = layers[k + 1] - layers[k] @ w.T - self.b[k]
+            reconstruction = layers[k + 1] @ w - layers[k] - self.c[k]
+            total[k + 1] += self.gamma**k * (regression + self.beta[k] * reconstruction @ w.T)
+            total[k] -= self.gamma**k * (regression @ w + self.beta[k] * reconstruction)
+        return np.concatenate(total[1:], axis=1)
+
 
 @dataclass
 class PlainQP:

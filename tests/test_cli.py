@@ -231,3 +231,30 @@ def test_a_refuted_certificate_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(lrrn.LRRNClassifier, "certified_radius", lambda self, X, method: np.full(len(X), 100.0))
     done = runner.invoke(app, ["attack", str(model), "digits", "--limit", "5", "--steps", "3"], terminal_width=200)
     assert done.exit_code == 1 and "inside the certified radius" in words(done.output)
+
+
+def test_samples_go_to_a_file_and_a_table_need_not_have_labels(tmp_path):
+    X, y = lrrn.datasets.load("digits", "test")
+    model, table, labels = tmp_path / "m.safetensors", tmp_path / "X.npy", tmp_path / "y.npy"
+    np.save(table, X)
+    np.save(labels, y)
+    run("train", "digits", "--epochs", 1, "--hidden", "8", "-o", model)
+    loaded, figures = lrrn.load(model), tmp_path / "f.json"
+    run("certify", model, table, "--target", labels, "--samples", tmp_path / "c.npz", "--json", figures, "--limit", 50)
+    result = json.loads(figures.read_text())
+    with np.load(tmp_path / "c.npz") as found:
+        np.testing.assert_array_equal(found["radius"], loaded.certified_radius(X[:50]))
+        assert result["n_samples"] == 50 and result["accuracy"] == found["right"].mean() and "samples" not in result
+    run("evaluate", model, table, "--samples", tmp_path / "e.npz", "--json", figures)
+    assert json.loads(figures.read_text())["models"][0]["score"] is None
+    with np.load(tmp_path / "e.npz") as found:
+        assert sorted(found.files) == ["energy", "prediction", "radius"]
+        np.testing.assert_array_equal(found["prediction"], loaded.predict(X))
+        np.testing.assert_array_equal(found["energy"], loaded.energy(X))
+    for arguments, code, message in (
+        (["certify", model, table], 2, "has no labels to compare predictions with"),
+        (["evaluate", model, table, "--samples", tmp_path / "e.txt"], 1, "written as .npz or .parquet"),
+        (["evaluate", model, table, "--samples", "/no/such/folder/e.npz"], 2, "its folder does not exist"),
+    ):
+        done = runner.invoke(app, [str(argument) for argument in arguments], terminal_width=200)
+        assert done.exit_code == code and message in words(done.output), done.output

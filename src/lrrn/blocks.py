@@ -102,11 +102,17 @@ class BlockTridiagonal:
         """Return -H."""
         return BlockTridiagonal(tuple(-block for block in self.diag), tuple(-block for block in self.sub))
 
+    def is_finite(self) -> bool:
+        """Whether no entry is infinite or NaN."""
+        return all(bool(block.isfinite().all()) for block in (*self.diag, *self.sub))
+
     def frobenius(self) -> float:
         """Frobenius norm of an unbatched matrix."""
-        squares = sum(float(block.square().sum()) for block in self.diag)
-        squares += 2 * sum(float(block.square().sum()) for block in self.sub)
-        return math.sqrt(squares)
+        # entries are divided by the largest one, or squares of large ones would overflow
+        size = max(float(block.abs().max()) for block in self.diag) or 1.0
+        squares = sum(float((block / size).square().sum()) for block in self.diag)
+        squares += 2 * sum(float((block / size).square().sum()) for block in self.sub)
+        return size * math.sqrt(squares)
 
     def row_sums(self) -> Tensor:
         """Return the sums of absolute entries in each row, of shape (dim,): Gershgorin's bound on the spectrum."""

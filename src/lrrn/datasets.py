@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import struct
-import zipfile
 import zlib
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lrrn.rows import ArrayRows, Rows, open_npy, open_npz, open_parquet
+from lrrn.rows import DataError as DataError
 
 logger = logging.getLogger("lrrn.datasets")
 
@@ -73,13 +75,11 @@ DEBIAN_MD5 = {
 PREFIX = "train_7011"
 """The split of KMNIST with the first 7,011 training images."""
 PREFIX_FOLDER = Path("KMNIST", "train_prefix_7011")
+TABLES = (".npz", ".npy", ".parquet", ".csv")
+"""Endings of the files that :func:`open_table` reads."""
 PREFIX_FILES = "images-idx3-ubyte", "labels-idx1-ubyte"
 MAX_BYTES = 2**31
 """Largest array an idx file may announce."""
-
-
-class DataError(ValueError):
-    """A data file is missing, damaged or not what it should be."""
 
 
 def load(
@@ -338,16 +338,38 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
-def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Read a table of features and, where there are any, targets.
+def open_table(path: str | os.PathLike[str], target: str | None = None) -> Rows:
+    """Open a table of features and, where there are any, targets, to be read a few rows at a time.
 
     Parameters
     ----------
     path : path-like
-        A ``.npz`` file with arrays "X" and, optionally, "y"; or a ``.csv`` file, with or without a line of column names.
+        A ``.npz`` file with arrays "X" and, optionally, "y"; a ``.npy`` file with features alone; a ``.parquet`` file (needs
+        pyarrow); or a ``.csv`` file, with or without a line of column names, which is read into memory at once.
     target : str, optional
-        For ``.csv``: name or number of the column that holds the target, counted from 0; "none" if there is none. The last
-        column if not given.
+        For ``.csv`` and ``.parquet``: name of the column that holds the target, or, for ``.csv``, its number, counted from 0;
+        the last column if not given. For ``.npy``: another ``.npy`` file with the targets. "none" if there is none.
+
+    Returns
+    -------
+    Rows
+    """
+    path = Path(path)
+    if path.suffix not in TABLES:
+        kinds = f"{', '.join(TABLES[:-1])} or {TABLES[-1]}"
+        raise DataError(f"{path}: tables are read from {kinds} files, not from {path.suffix or 'one without a suffix'!r}")
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    return dict(zip(TABLES, (open_npz, open_npy, open_parquet, _open_csv), strict=True))[path.suffix](path, target)
+
+
+def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Read a table of features and, where there are any, targets into memory.
+
+    Parameters
+    ----------
+    path, target
+        As for :func:`open_table`.
 
     Returns
     -------
@@ -355,38 +377,11 @@ def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple
     y : array of shape (n_samples,) or, in ``.npz`` files, (n_samples, n_targets), or None
         Integers where all targets are, otherwise numbers, otherwise strings.
     """
-    path = Path(path)
-    readers = {".npz": _read_npz, ".csv": _read_csv}
-    if path.suffix not in readers:
-        raise DataError(f"{path}: tables are read from .npz or .csv files, not from {path.suffix or 'one without a suffix'!r}")
-    if not path.is_file():
-        raise DataError(f"there is no file {path}")
-    X, y = readers[path.suffix](path, target)
-    if X.ndim != 2 or X.size == 0:
-        raise DataError(f"{path}: features must form a table; got an array of shape {X.shape}")
-    if not np.isfinite(X).all():
-        row, column = np.argwhere(~np.isfinite(X))[0]
-        raise DataError(f"{path}: feature {column} of sample {row} is {X[row, column]}; fill missing values in first")
-    if y is not None and len(y) != len(X):
-        raise DataError(f"{path}: {len(X)} samples do not go with {len(y)} targets")
-    return X, y
+    return open_table(path, target).everything()
 
 
-def _read_npz(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            if "X" not in file:
-                raise DataError(f"{path} should hold arrays X and y; it holds {', '.join(file.files) or 'none'}")
-            X, y = file["X"], file["y"] if "y" in file and target != "none" else None
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise DataError(f"{path} is damaged or no .npz file ({error})") from error
-    except ValueError as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} holds Python objects, which are not loaded; save plain arrays ({error})") from error
-    if X.dtype.kind not in "biuf":
-        raise DataError(f"{path}: X must be numeric; got {X.dtype}")
-    return X if X.dtype == np.float32 else X.astype(np.float64), y
+def _open_csv(path: Path, target: str | None) -> Rows:
+    return ArrayRows(*_read_csv(path, target), str(path))
 
 
 def _read_csv(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:

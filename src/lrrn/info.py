@@ -148,7 +148,7 @@ def _threads() -> dict[str, Any]:
         "workers": workers(),
         "torch": torch.get_num_threads(),
         "libraries": pools,
-        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "environment": {name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
     }
 
 

@@ -18,7 +18,7 @@ from lrrn.implicit import minimiser
 from lrrn.multiplier import network_multipliers
 from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution
 from lrrn.solution import Solution, warn_if_not_converged
-from lrrn.solvers import solve
+from lrrn.solvers import solve, solve_fixed
 
 AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
 """How far the differentiable passes go while they make progress, unless ``tol`` is set."""
@@ -27,6 +27,8 @@ BUDGET = {"auto": 5.0, "multiplier": 300.0}
 """Seconds that bounds may take to optimise, unless said otherwise."""
 FLOAT32_FLOOR = 4e-6
 """A tolerance below this asks for more than float32 can resolve, and inference works in float64."""
+JUDGED_AT_ONCE = 2**13
+"""Rows of a float32 batch whose residuals are computed again in float64 at a time."""
 
 
 @final
@@ -67,6 +69,8 @@ class LRRN(nn.Module):
     ----------
     aim : float or None
         If set, the differentiable passes go on to this tighter tolerance while they make progress, whatever ``tol`` is.
+    fixed_sweeps : int or None
+        If set, they take exactly so many accelerated sweeps instead and never wait for the device: for CUDA graphs.
     W, b, c : ParameterList
         ``W[k]`` of shape (d_{k+1}, d_k), ``b[k]`` of shape (d_{k+1},), ``c[k]`` of shape (d_k,); None where switched off.
 
@@ -104,6 +108,7 @@ class LRRN(nn.Module):
         self.intervals = (*_hidden_intervals(constraint, n_layers - 1), interval(output_constraint))
         self.solver, self.tol, self.max_sweeps = solver, tol, max_sweeps
         self.aim: float | None = None
+        self.fixed_sweeps: int | None = None
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"parameters need a floating-point dtype; got {dtype}")
         like = torch.empty(0, device=device, dtype=dtype)
@@ -170,6 +175,10 @@ class LRRN(nn.Module):
         """
         tol = DEFAULT_TOL[qp.q.dtype] if self.tol is None else self.tol
         aim = self.aim if self.aim is not None else AIM[qp.q.dtype] if self.tol is None else self.tol
+        if self.fixed_sweeps is not None:
+            solved = solve_fixed(qp, self.fixed_sweeps, tol=tol, aim=min(aim, tol), start=start)
+            self.report(solved, qp, tol, what)
+            return solved
         solved = solve(qp, solver=self.solver, tol=tol, aim=aim, max_sweeps=self.max_sweeps, start=start)
         self.report(solved, qp, tol, what)
         return solved
@@ -195,8 +204,9 @@ class LRRN(nn.Module):
         solver : str, default="auto"
             "auto", "coordinate_descent", "accelerated", "newton" or "reference".
         tol : float, optional
-            A sample has converged when its KKT residual is at most ``tol * max(1, |q(x)|)``. Default 1e-6 in float64 and 1e-4
-            in float32. Below what float32 can resolve, the solve and its result are in float64.
+            A sample has converged when its KKT residual, rounding allowed for, is at most ``tol * max(1, |q(x)|)``. Default
+            1e-6 in float64 and 1e-4 in float32; where float32 cannot tell, float64 decides. Below what float32 can resolve,
+            the solve and its result are in float64.
         max_sweeps : int, default=1000
             Sweeps or iterations per sample.
         start : Solution or sequence of tensors of shape (n, d_k), optional
@@ -220,19 +230,16 @@ class LRRN(nn.Module):
                 y = self._check_target(y, x)
             qp = energy.free(x) if y is None else energy.clamped(x, y)
             solved = solve(qp, solver=solver, tol=tol, max_sweeps=max_sweeps, start=_stacked(start, qp))
-            self.report(solved, qp, tol or DEFAULT_TOL[dtype], "free phase" if y is None else "clamped phase")
+            tol = DEFAULT_TOL[dtype] if tol is None else tol
+            if qp.dim and len(x):
+                solved = _judged(solved, qp, energy, x, y, tol)
             hidden = list(solved.z.split(qp.hessian.sizes, dim=-1)) if qp.dim else []
-            activations = energy.activations(x, solved.z) if y is None else [*hidden, y]
-            return Solution(
-                [z.to(given) for z in activations],
-                solved.residual,
-                solved.n_sweeps,
-                solved.status,
-                solved.solvers,
-                energy,
-                x,
-                y,
-            )
+            activations = [z.to(given) for z in (energy.activations(x, solved.z) if y is None else [*hidden, y])]
+            # the solve has looked at its unknowns; an output after them, or a narrower type, may overflow all the same
+            for z in activations if given != dtype else activations[-1:]:
+                solved = solved.flagged_unless(z.isfinite().all(-1))
+            self.report(solved, qp, tol, "free phase" if y is None else "clamped phase")
+            return Solution(activations, solved.residual, solved.n_sweeps, solved.status, solved.solvers, energy, x, y)
 
     def energy(self, x: Tensor, z: Sequence[Tensor] | None = None, y: Tensor | None = None) -> Tensor:
         """E at given activations, or at the minimiser.
@@ -361,6 +368,29 @@ class LRRN(nn.Module):
             row = int(outside.nonzero()[0])
             raise ValueError(f"row {row} of y leaves the output's constraint set {allowed}; a clamped phase needs y inside it")
         return y
+
+
+def _judged(solved: QPSolution, qp: BoxQP, energy: LiftedEnergy, x: Tensor, y: Tensor | None, tol: float) -> QPSolution:
+    """Take back what rounding may only have made to look converged; where float32 cannot tell, float64 decides."""
+    solved = solved.doubted(tol * qp.scale - energy.residual_noise(qp, x, solved.z, y))
+    exact = energy.exact
+    if exact is energy:
+        return solved
+    for rows in (~solved.converged).nonzero().squeeze(1).split(JUDGED_AT_ONCE):
+        y_rows = None if y is None else y[rows].to(torch.float64)
+        residual, limit = _exact_residual(exact, qp, x[rows].to(torch.float64), solved.z[rows].to(torch.float64), y_rows, tol)
+        solved = solved.replaced(rows, residual, limit)
+    return solved
+
+
+def _exact_residual(
+    exact: LiftedEnergy, qp: BoxQP, x: Tensor, z: Tensor, y: Tensor | None, tol: float
+) -> tuple[Tensor, Tensor]:
+    """Return the residuals of float32 answers in float64, of the weights as they are, and how large they may be."""
+    phase = exact.free(x) if y is None else exact.clamped(x, y)
+    # the bounds are those that float32 can hold, or no answer could be on one
+    problem = BoxQP(phase.hessian, phase.q, qp.lo.to(torch.float64), qp.hi.to(torch.float64))
+    return problem.residual(z), tol * problem.scale - exact.residual_noise(problem, x, z, y)
 
 
 def _stacked(start: Solution | Sequence[Tensor] | None, qp: BoxQP) -> Tensor | None:

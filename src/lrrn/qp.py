@@ -65,7 +65,11 @@ def kkt_residual(z: Tensor, g: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
 
 def row_norms(v: Tensor) -> Tensor:
     """Euclidean norms of the rows, accumulated in float64 so that large float32 values do not overflow."""
-    return torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
+    norms = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
+    if v.dtype != torch.float64 or (v.device.type == "cpu" and bool(norms.isfinite().all())):
+        return norms
+    # squares of float64 overflow from 1e154 on, and |q| = inf would let any residual pass
+    return torch.where(norms.isfinite(), norms, torch.linalg.vector_norm(v * 1e-160, dim=-1) * 1e160)
 
 
 @final
@@ -81,12 +85,15 @@ class BoxQP:
         Linear terms.
     lo, hi : Tensor of shape (1, dim) or (n, dim)
         Bounds, shared or per sample.
+    linear : bool, default=False
+        Promise that every unit is either fixed at zero or free: the problem is then a system of linear equations.
     """
 
     hessian: BlockTridiagonal
     q: Tensor
     lo: Tensor
     hi: Tensor
+    linear: bool = False
 
     @property
     def n_samples(self) -> int:
@@ -121,7 +128,7 @@ class BoxQP:
         def pick(bound: Tensor) -> Tensor:
             return bound if bound.shape[0] == 1 else bound[rows]
 
-        return BoxQP(self.hessian, self.q[rows], pick(self.lo), pick(self.hi))
+        return BoxQP(self.hessian, self.q[rows], pick(self.lo), pick(self.hi), self.linear)
 
     def distance_bound(self, z: Tensor, mu: float, rounding: RoundingCoefficients, x: Tensor) -> Tensor:
         """Return a proven bound on the distance from ``z`` to the minimiser, rounding included.
@@ -207,6 +214,29 @@ class QPSolution:
     def value(self, qp: BoxQP) -> Tensor:
         """1/2 z^T H z - q^T z per sample, of shape (n,), for the problem this is the solution of."""
         return 0.5 * (self.z * (self.gradient - qp.q)).sum(-1)
+
+    def doubted(self, limit: Tensor) -> QPSolution:
+        """Return the same with the status STALLED where it was CONVERGED and the residual is not within ``limit``."""
+        sure = self.residual <= limit
+        if bool(sure.all()):
+            return self
+        status = torch.where(self.converged & ~sure, int(Status.STALLED), self.status)
+        return QPSolution(self.z, self.gradient, self.residual, self.n_sweeps, status, self.solvers)
+
+    def replaced(self, rows: Tensor, residual: Tensor, limit: Tensor) -> QPSolution:
+        """Return the same with residuals of some rows computed elsewhere, more exactly, and the status they imply."""
+        residuals, status = self.residual.clone(), self.status.clone()
+        residuals[rows] = residual
+        status[rows] = torch.where(residual <= limit, int(Status.CONVERGED), status[rows])
+        status[rows] = torch.where(residual.isfinite(), status[rows], int(Status.NON_FINITE))
+        return QPSolution(self.z, self.gradient, residuals, self.n_sweeps, status, self.solvers)
+
+    def flagged_unless(self, finite: Tensor) -> QPSolution:
+        """Return the same with the status NON_FINITE where ``finite``, of shape (n,), is False."""
+        if bool(finite.all()):
+            return self
+        status = torch.where(finite, self.status, int(Status.NON_FINITE))
+        return QPSolution(self.z, self.gradient, self.residual, self.n_sweeps, status, self.solvers)
 
     def take(self, rows: Tensor) -> QPSolution:
         """Return the part of the given row indices."""

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -19,6 +21,21 @@ _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
 _here = threading.local()
+
+
+@dataclass
+class _Held:
+    """Limits that threads of this process hold at the moment; a forked child begins with none."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    torch_holders: int = 0
+    torch_before: int = 0
+    blas_holders: int = 0
+    blas_limits: Any = None
+    keeper: ThreadPoolExecutor | None = None
+
+
+_held = _Held()
 
 
 def workers() -> int:
@@ -38,25 +55,56 @@ def blas_threads(n: int = 1) -> Iterator[None]:
     n : int, default=1
         Number of threads.
     """
-    before, outer = torch.get_num_threads(), getattr(_here, "workers", None)
-    _here.workers = workers()
+    held, outer = _held, getattr(_here, "workers", None)
+    before = torch.get_num_threads()
+    with held.lock:
+        if held.torch_holders == 0:
+            held.torch_before = before
+        elif not getattr(_here, "known", False):
+            # torch gives a new thread the number that any thread set last: here the limit another one holds, not its own
+            before = held.torch_before
+        held.torch_holders += 1
+    _here.known = True
+    _here.workers = outer or before
     torch.set_num_threads(n)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
-        _here.workers = outer
+        if held is _held:  # or else this is a child, forked meanwhile, which has begun anew
+            torch.set_num_threads(before)
+            _here.workers = outer
+            with held.lock:
+                held.torch_holders -= 1
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Hold torch's BLAS, and that of NumPy and SciPy that compiled kernels call, to one thread."""
+    held = _held
+    with held.lock:
+        if held.blas_holders == 0:
+            # one number for the whole process: the first to come sets it, the last to leave restores it, and both by the same
+            # thread, since threadpoolctl lets only the one that set a limit lift it
+            held.keeper = held.keeper or ThreadPoolExecutor(1, "lrrn-limits")
+            held.blas_limits = held.keeper.submit(_limit_blas).result()
+        held.blas_holders += 1
+    try:
+        with blas_threads(1):
+            yield
+    finally:
+        if held is _held:
+            with held.lock:
+                held.blas_holders -= 1
+                if held.blas_holders == 0 and held.keeper is not None:
+                    held.keeper.submit(held.blas_limits.__exit__, None, None, None).result()
+
+
+def _limit_blas() -> Any:
     # loaded first, or the limit would not reach it
     import scipy.linalg.cython_blas  # noqa: F401
     from threadpoolctl import threadpool_limits
 
-    with blas_threads(1), threadpool_limits(1, user_api="blas"):
-        yield
+    return threadpool_limits(1, user_api="blas").__enter__()
 
 
 def over_rows(work: Callable[[int, int], None], n_rows: int, min_rows: int) -> None:
@@ -104,9 +152,12 @@ def _executor(size: int) -> ThreadPoolExecutor:
 
 
 def _forget_after_fork() -> None:
-    """Drop the parent's pool, whose threads do not exist in a forked child."""
-    global _pool, _pool_size, _lock
-    _pool, _pool_size, _lock = None, 0, threading.Lock()
+    """Drop the parent's pool and limits, and keep torch from waiting for its threads: none of them exist in a forked child."""
+    global _pool, _pool_size, _lock, _held
+    _pool, _pool_size, _lock, _held = None, 0, threading.Lock(), _Held()
+    _here.workers = None
+    # torch's OpenMP would wait for its threads for ever; with one thread it starts none, as in torch's own data loaders
+    torch.set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):

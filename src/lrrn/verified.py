@@ -86,7 +86,9 @@ def spectral_norm(w: Tensor) -> float:
 
 
 def estimate_smallest(h: BlockTridiagonal) -> float:
-    """Estimate the smallest eigenvalue of a positive definite matrix; no bound of any kind."""
+    """Estimate the smallest eigenvalue of a positive definite matrix; no bound of any kind. 0 if an entry overflowed."""
+    if not h.is_finite():
+        return 0.0
     if h.dim <= DENSE_LIMIT:
         return float(torch.linalg.eigvalsh(h.dense())[0])
     factor = h.cholesky()
@@ -99,7 +101,9 @@ def estimate_smallest(h: BlockTridiagonal) -> float:
 
 
 def estimate_largest(h: BlockTridiagonal) -> float:
-    """Estimate the largest eigenvalue; no bound of any kind."""
+    """Estimate the largest eigenvalue; no bound of any kind. Infinite if an entry overflowed."""
+    if not h.is_finite():
+        return math.inf
     if h.dim <= DENSE_LIMIT:
         return float(torch.linalg.eigvalsh(h.dense())[-1])
     basis = _start_basis(h)

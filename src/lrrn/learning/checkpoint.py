@@ -31,6 +31,8 @@ class Position:
         Running sums of the present epoch.
     samples, sweeps, missed : int
         What the present epoch's solves reported so far.
+    captured_sweeps : int
+        Sweeps of the solves of captured steps.
     history : list of dict
         One record an epoch.
     best_score : float or None
@@ -47,6 +49,7 @@ class Position:
     samples: int = 0
     sweeps: int = 0
     missed: int = 0
+    captured_sweeps: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     best_score: float | None = None
     best_epoch: int = 0

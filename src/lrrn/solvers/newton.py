@@ -63,9 +63,10 @@ class _NewtonStepper:
         used = torch.zeros(qp.n_samples, dtype=torch.int64, device=z.device)
         for rows in torch.arange(qp.n_samples, device=z.device).split(self._group):
             part = qp.take(rows)
-            # unknowns scaled to a unit diagonal and to a q of norm one
+            # unknowns scaled to a unit diagonal and to a q of norm one, or to an H z of norm one if the box keeps z larger
             q = part.q.to(torch.float64) / self._root
-            size = row_norms(q).clamp(min=1e-300)[:, None]
+            nearest = part.project(torch.zeros_like(part.q)).to(torch.float64) * self._root
+            size = torch.maximum(row_norms(q), row_norms(self._h.matmul(nearest))).clamp(min=1e-300)[:, None]
             scale = self._root / size
             problem = BoxQP(self._h, q / size, part.lo.to(torch.float64) * scale, part.hi.to(torch.float64) * scale)
             point = problem.project(z[rows].to(torch.float64) * scale)
