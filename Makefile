@@ -63,7 +63,8 @@ explore: .venv/.explore
 
 # what the documentation promises is tested by make docs, the explorer's page by make browser, ranks by make scale-out
 test: .venv/.test
-	.venv/bin/python -m pytest --ignore=tests/test_docs.py --ignore=tests/browser --ignore=tests/test_ranks.py
+	.venv/bin/python -m pytest -n 2 --dist worksteal --ignore=tests/test_docs.py --ignore=tests/browser \
+		--ignore=tests/test_ranks.py
 
 # which lines the same tests reach
 coverage: .venv/.test

@@ -75,8 +75,9 @@ def commands(block: str) -> list[tuple[str, str]]:
 def difference(promised: str, printed: str, figures: bool = True) -> str | None:
     """Say how an output differs from the one promised; None if it does not.
 
-    Words must agree. Percentages may differ by 2.5 points, other figures by three in their last digit or by a tenth, since other
-    processors round differently and training makes much of it; times may differ at will. Without ``figures`` so may all the others.
+    Words must agree. Percentages may differ by 2.5 points, other figures by three in their last digit or by a tenth, since
+    other processors round differently and training makes much of it; times may differ at will. Without ``figures`` so may
+    all the others.
     """
     expected, got = (_lines(text, figures) for text in (promised, printed))
     if len(expected) != len(got):

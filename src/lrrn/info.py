@@ -61,7 +61,7 @@ def _versions() -> dict[str, str | None]:
     return {
         "lrrn": lrrn.__version__,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": ", ".join([f"{platform.system()} {platform.machine()}", " ".join(platform.libc_ver())]).rstrip(", "),
         **{name: _version(name) for name in packages},
     }
 
@@ -148,7 +148,7 @@ def _threads() -> dict[str, Any]:
         "workers": workers(),
         "torch": torch.get_num_threads(),
         "libraries": pools,
-        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "environment": {name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
     }
 
 
