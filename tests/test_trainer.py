@@ -162,6 +162,7 @@ class Interrupt:
 
     def __init__(self, objective, at: int) -> None:
         self.objective, self.left = objective, at
+        self.of_prediction = getattr(objective, "of_prediction", False)
 
     def __call__(self, net, batch):
         self.left -= 1
