@@ -490,8 +490,8 @@ MUTANTS = [
     Mutant(
         "every rank takes the whole batch",
         "learning/trainer.py",
-        "rows = rows[self._ranks.part(n)]",
-        "rows = rows[:n]",
+        "mine = rows[self._ranks.part(len(rows))]",
+        "mine = rows",
         "test_ranks.py::test_two_ranks_compute_the_gradient_of_one",
     ),
     Mutant(
