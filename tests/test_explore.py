@@ -287,7 +287,7 @@ def test_models_are_opened_with_what_their_file_holds(tmp_path, plain):
     lrrn.save(plain.model, path)
     bare = open_file(path, "cpu", None, None).session
     assert bare.image_shape == (8, 8) and bare.reference is None and (bare.low, bare.high) == (0.0, 1.0)
-    assert "no held-out samples" in describe(bare, "m")["reference"]
+    assert "nothing of held-out samples" in describe(bare, "m")["reference"]
     lrrn.save(plain.model, path, plain.reference)
     assert open_file(path, "cpu", None, None).session.reference.source == "digits, held out"
     assert open_file(path, "cpu", (4, 16), None).session.image_shape == (4, 16)

@@ -394,9 +394,10 @@ def explore_command(
     with _explained(None):
         check_installed()
         from lrrn.explore.launch import run
+        from lrrn.explore.opening import MOST_SAMPLES
 
         json_file, shape = _writable(json_file), None if image is None else _height_and_width(image)
-        data = None if samples is None else (samples, *_open(samples, "test", root, target).everything())
+        data = None if samples is None else (samples, *_open(samples, "test", root, target).first(MOST_SAMPLES).everything())
         run(model, data, shape, _device(device), seed, host, port, show, console.print, lambda found: _dump(json_file, found))
 
 

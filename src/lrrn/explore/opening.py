@@ -25,7 +25,7 @@ EPOCHS = 30
 SMALLEST_SIDE = 5
 """Features count as a square image from this side on; four numbers of a table are no image of two by two."""
 MOST_SAMPLES = 2000
-"""Samples of named data that a reference is made of."""
+"""Samples of named data to make a reference of; more would keep people waiting."""
 
 
 @final
@@ -66,7 +66,7 @@ def open_file(
         name, X, y = data
         if X.shape[1] != n:
             raise ValueError(f"{name} has {X.shape[1]} features and {path} was trained on {n}")
-        return _compared(checked, X[:MOST_SAMPLES], None if y is None else y[:MOST_SAMPLES], shape, name, KEPT_SAMPLES)
+        return _compared(checked, X, y, shape, name, KEPT_SAMPLES)
     return Opened(Session(checked, shape, reference))
 
 

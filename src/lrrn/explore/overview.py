@@ -18,7 +18,8 @@ SHOWN_FILTERS = 100
 """Filters of a layer that are shown; the others look much the same."""
 BINS, POINTS = 48, 101
 NO_REFERENCE = (
-    "This file holds no held-out samples to compare with. Models saved by lrrn train do; or name some data with --samples."
+    "This file holds nothing of held-out samples to compare with, so grey values are taken to go from 0 to 1. Models saved by "
+    "lrrn train do; or name some data with --samples."
 )
 
 

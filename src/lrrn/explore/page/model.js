@@ -27,7 +27,7 @@ export class ModelView {
     const compared = typeof model.reference === "object";
     const facts = [`${model.name}`, model.sizes.join("-"), `trained by ${OBJECTIVES[model.objective] ?? model.objective}`];
     if (compared && model.reference.score !== null) facts.push(`${percent(model.reference.score)} right on held-out samples`);
-    if (model.lipschitz) facts.push(`Lipschitz constant at most ${figure(model.lipschitz)}`);
+    if (model.lipschitz) facts.push(`Lipschitz constant ≤ ${figure(model.lipschitz)}`);
     find("model-line").textContent = facts.join(" · ");
     offer("energies", compared ? null : model.reference);
     const curve = compared ? model.reference.curve : null;
