@@ -620,6 +620,27 @@ MUTANTS = [
         "pass",
         "test_threads.py",
     ),
+    Mutant(
+        "take any correction in float32",
+        "solvers/_cd_numba.py",
+        "if corrects and residual[s] <= 1:",
+        "if corrects:",
+        "test_single_precision.py",
+    ),
+    Mutant(
+        "correct by units that the bounds do not share",
+        "solvers/_cd_numba.py",
+        "his[m, s] = (hi[row, j] - z[i, j]) * scale",
+        "his[m, s] = hi[row, j] - z[i, j]",
+        "test_single_precision.py",
+    ),
+    Mutant(
+        "correct in float32 whatever the Hessian",
+        "solvers/coordinate_descent.py",
+        "if not (np.all(inverse > SMALLEST) and np.all(inverse < 1 / SMALLEST)):",
+        "if False:",
+        "test_single_precision.py",
+    ),
 ]
 
 
