@@ -51,6 +51,16 @@ def test_answers_satisfy_the_kkt_conditions(forced, tol, constraint, own):
     assert forced[0] == 21
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_corrections_take_no_more_sweeps_than_float64(forced, monkeypatch, scale):
+    qp = make_qp((9, 8, 7, 3), 21, torch.float64, "cpu", constraint=(-0.3 * scale, 0.2 * scale), output_constraint="free")
+    qp = replace(qp, q=qp.q * scale)
+    mixed = solve(qp, solver="coordinate_descent", tol=1e-9 * min(1.0, scale)).n_sweeps
+    monkeypatch.setattr(coordinate_descent, "SINGLE_FROM", float("inf"))
+    plain = solve(qp, solver="coordinate_descent", tol=1e-9 * min(1.0, scale)).n_sweeps
+    assert len(forced) == 2 and (mixed - plain).max() <= 2, (mixed, plain)
+
+
 @pytest.mark.parametrize("scale", [1e-140, 1e-30, 1e30, 1e140])
 def test_any_scale_of_the_right_hand_sides_will_do(forced, scale):
     qp = make_qp((9, 8, 7, 3), 12, torch.float64, "cpu", constraint="nonneg", output_constraint="free")
