@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a .npy file only")
     parser.add_argument(
-        "--spare", type=int, default=64, help="MiB beyond what a small data set takes; Parquet gets 4 times that"
+        "--spare", type=int, default=64, help="MiB beyond what a small data set takes, four times that for Parquet"
     )
     parser.add_argument("--folder", type=Path, help="where to put the data, some GB; the system's folder for such if not given")
     parser.add_argument("--json", type=Path, help="also write the figures here")
