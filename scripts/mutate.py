@@ -18,7 +18,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-KERNELS = {path.name for path in (ROOT / "src").rglob("*.py") if "\nfrom numba" in path.read_text()}
+KERNELS = {
+    path.name
+    for path in (ROOT / "src").rglob("*.py")
+    if "\nfrom numba" in path.read_text() or "\nfrom lrrn.compiled" in path.read_text()
+}
 
 
 @dataclass(frozen=True)

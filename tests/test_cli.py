@@ -119,7 +119,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_doe
     ("arguments", "message"),
     [
         (["demo", "--device", "tpu"], "unknown device 'tpu'; use auto, cpu or cuda"),
-        (["demo", "--json", "/no/such/folder/out.json"], "its folder does not exist"),
+        (["demo", "--json", "/no/such/folder/out.json"], "the folder /no/such/folder does not exist; make it first"),
         (["bench", "--device", "cuda"], "runs on the CPU so far"),
         (["bench", "--repeats", "0"], "--repeats"),
         (["bench", "--suite", "nap"], "unknown suite 'nap'; use solve, depth, grad, train, certify, scaling or all"),

@@ -322,9 +322,10 @@ def bench(
         print_parts(console, present(name, results[name]))
         if json_file is not None:
             # after every suite, so that an interrupted run leaves what it has
-            results = write_json(json_file, results, update)
+            with _explained(None):
+                results = write_json(json_file, results, update)
     if page is not None:
-        page.write_text(document(results, markdown=page.suffix == ".md"), encoding="utf-8")
+        _write(page, document(results, markdown=page.suffix == ".md"))
         console.print(f"tables and charts: {page}")
 
 
@@ -345,7 +346,7 @@ def _publish(
     console.print(table)
     _dump(json_file, {"title": title, "models": [result.as_json() for result in results]})
     if page is not None:
-        page.write_text(as_page(title, results, image_shape), encoding="utf-8")
+        _write(page, as_page(title, results, image_shape))
         console.print(f"charts and filters: {page}")
 
 
@@ -362,7 +363,7 @@ def _publish_audit(title: str, audit: Audit, json_file: Path | None, page: Path 
     console.print(summary(audit))
     _dump(json_file, {"title": title, **audit.as_json()})
     if page is not None:
-        page.write_text(as_page(title, audit), encoding="utf-8")
+        _write(page, as_page(title, audit))
         console.print(f"chart: {page}")
 
 
@@ -444,7 +445,8 @@ def _shape(data: str, image: str | None, n_features: int) -> tuple[int, int] | N
         side = round(n_features**0.5)
         return (side, side) if data in datasets.NAMES else None
     height, _, width = image.partition("x")
-    if not (height.isdigit() and width.isdigit() and int(height) * int(width) == n_features):
+    digits = height.isdecimal() and width.isdecimal() and len(image) < 20
+    if not (digits and int(height) * int(width) == n_features):
         raise typer.BadParameter(f"--image should be HEIGHTxWIDTH with {n_features} pixels in all; got {image!r}")
     return int(height), int(width)
 
@@ -475,6 +477,11 @@ def _explained(checkpoint: Path | None) -> Iterator[None]:
     except (ValueError, ArithmeticError, OSError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch's own way to say so
+            raise
+        typer.echo(f"Error: not enough memory ({error}); take a smaller --hidden or --batch-size, or less data", err=True)
+        raise typer.Exit(1) from error
 
 
 def _device(name: str) -> str:
@@ -491,15 +498,26 @@ def _device(name: str) -> str:
 
 def _writable(path: Any, make: bool = False) -> Any:
     """Refuse a place that cannot be written before any work is done; make its folder if asked to."""
-    if path is not None and make:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    if path is not None and not path.resolve().parent.is_dir():
-        raise typer.BadParameter(f"cannot write {path}: its folder does not exist")
-    if path is not None and path.is_dir():
-        raise typer.BadParameter(f"cannot write {path}: it is a folder")
+    if path is None:
+        return None
+    from lrrn.storage import check_writable
+
+    try:
+        if make:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(path)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
     return path
+
+
+def _write(path: Path, text: str) -> None:
+    from lrrn.storage import write_bytes
+
+    with _explained(None):
+        write_bytes(path, text.encode())
 
 
 def _dump(path: Path | None, content: dict[str, Any]) -> None:
     if path is not None:
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        _write(path, json.dumps(content, indent=2) + "\n")

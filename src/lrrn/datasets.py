@@ -9,9 +9,9 @@ import csv
 import gzip
 import hashlib
 import logging
+import math
 import os
 import struct
-import zipfile
 import zlib
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lrrn.archives import ArchiveError, read_npz
 
 logger = logging.getLogger("lrrn.datasets")
 
@@ -74,7 +76,9 @@ PREFIX = "train_7011"
 """The split of KMNIST with the first 7,011 training images."""
 PREFIX_FOLDER = Path("KMNIST", "train_prefix_7011")
 MAX_BYTES = 2**31
-"""Largest array an idx file may announce."""
+"""Largest array that an idx file may announce, or that labels may take."""
+MAX_RATIO = 1032
+"""Most bytes that a byte of deflated data can stand for."""
 
 
 class DataError(ValueError):
@@ -281,28 +285,53 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
     Returns
     -------
     uint8 array
+
+    Raises
+    ------
+    DataError
+        The file is missing, cannot be read or is damaged.
     """
     path = Path(path)
+    _check_there(path)
+    packed = path.suffix == ".gz"
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        with gzip.open(path, "rb") if packed else path.open("rb") as file:
             head = file.read(4)
             if len(head) < 4 or head[:2] != b"\0\0" or head[2] != 8 or not 1 <= head[3] <= 4:
                 raise DataError(f"{path} is not an idx file of bytes: it begins with {head!r}")
             n_axes = head[3]
             sizes = file.read(4 * n_axes)
             if len(sizes) < 4 * n_axes:
-                raise DataError(f"{path} is truncated: its header ends after {4 + len(sizes)} bytes")
+                raise DataError(f"{path} is truncated: its header ends after {4 + len(sizes)} bytes; fetch it again")
             shape = struct.unpack(f">{n_axes}I", sizes)
-            expected = int(np.prod(shape, dtype=object))
-            if expected > MAX_BYTES:
-                raise DataError(f"{path} announces {expected} bytes, more than {MAX_BYTES}; it is damaged")
-            content = file.read(expected + 1)
+            expected = math.prod(shape)
+            # reading takes memory for all it is asked for, so what is announced is checked first
+            most = min(MAX_BYTES, MAX_RATIO * path.stat().st_size) if packed else MAX_BYTES
+            if expected > most:
+                raise DataError(f"{path} announces {expected} bytes, more than {most}; it is damaged: fetch it again")
+            there = expected if packed else path.stat().st_size - 4 - len(sizes)
+            content = file.read(min(expected, there) + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged ({error}); fetch it again") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if len(content) != expected:
         more = "more" if len(content) > expected else f"only {len(content)}"
         raise DataError(f"{path} should hold {expected} bytes after its header and holds {more}; fetch it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _check_there(path: Path) -> None:
+    try:
+        there = os.path.isfile(path)
+    except ValueError:  # a name that no file can have
+        there = False
+    if not there:
+        raise DataError(f"there is no file {path}")
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path} cannot be read ({error.strerror or error}); see that it is there, whole, and yours to read")
 
 
 def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -321,14 +350,22 @@ def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple
     X : float64 or float32 array of shape (n_samples, n_features)
     y : array of shape (n_samples,) or, in ``.npz`` files, (n_samples, n_targets), or None
         Integers where all targets are, otherwise numbers, otherwise strings.
+
+    Raises
+    ------
+    DataError
+        The file is missing, cannot be read, is damaged, or does not hold such a table. Nothing in it is ever executed, and no
+        memory is taken for more than it holds.
     """
     path = Path(path)
     readers = {".npz": _read_npz, ".csv": _read_csv}
     if path.suffix not in readers:
         raise DataError(f"{path}: tables are read from .npz or .csv files, not from {path.suffix or 'one without a suffix'!r}")
-    if not path.is_file():
-        raise DataError(f"there is no file {path}")
-    X, y = readers[path.suffix](path, target)
+    _check_there(path)
+    try:
+        X, y = readers[path.suffix](path, target)
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if X.ndim != 2 or X.size == 0:
         raise DataError(f"{path}: features must form a table; got an array of shape {X.shape}")
     if not np.isfinite(X).all():
@@ -340,20 +377,18 @@ def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple
 
 
 def _read_npz(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    wanted = {"X": "biuf"} if target == "none" else {"X": "biuf", "y": "biufU"}
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            if "X" not in file:
-                raise DataError(f"{path} should hold arrays X and y; it holds {', '.join(file.files) or 'none'}")
-            X, y = file["X"], file["y"] if "y" in file and target != "none" else None
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise DataError(f"{path} is damaged or no .npz file ({error})") from error
-    except ValueError as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} holds Python objects, which are not loaded; save plain arrays ({error})") from error
-    if X.dtype.kind not in "biuf":
-        raise DataError(f"{path}: X must be numeric; got {X.dtype}")
-    return X if X.dtype == np.float32 else X.astype(np.float64), y
+        arrays = read_npz(path, wanted)
+    except ArchiveError as error:
+        raise DataError(f"{path}: {error}; save plain arrays X and y again") from error
+    if "X" not in arrays:
+        raise DataError(f"{path} should hold arrays X and y, and holds no X")
+    X, y = arrays["X"], arrays.get("y")
+    if y is not None and y.ndim not in (1, 2):
+        raise DataError(f"{path}: y must have one row a sample; got an array of shape {y.shape}")
+    with np.errstate(over="ignore"):  # what float64 cannot hold becomes infinite, and is refused as such
+        return X if X.dtype == np.float32 else X.astype(np.float64), y
 
 
 def _read_csv(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -361,7 +396,7 @@ def _read_csv(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [(number, row) for number, row in enumerate(csv.reader(file), 1) if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a .csv file ({error})") from error
+        raise DataError(f"{path} is not a .csv file ({error}); save it as text in UTF-8") from error
     if not rows:
         raise DataError(f"{path} is empty")
     width = len(rows[0][1])
@@ -379,7 +414,7 @@ def _read_csv(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any
                 name = names[j] if has_names else j
                 raise DataError(f"{path}, line {number}: column {name!r} holds {row[j]!r}, which is no number; encode it first")
             table[i, k] = float(row[j])
-    return table, None if column is None else _plainest([row[column] for _, row in rows[has_names:]])
+    return table, None if column is None else _plainest(path, [row[column] for _, row in rows[has_names:]])
 
 
 def _target_column(path: Path, names: list[str], target: str | None) -> int | None:
@@ -389,7 +424,7 @@ def _target_column(path: Path, names: list[str], target: str | None) -> int | No
         return len(names) - 1
     if target in names and not _is_number(target):
         return names.index(target)
-    if target.isdigit() and int(target) < len(names):
+    if target.isdecimal() and len(target) < 10 and int(target) < len(names):
         return int(target)
     raise DataError(f"{path} has no column {target!r}; its first line is {', '.join(names)}")
 
@@ -402,11 +437,14 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _plainest(values: list[str]) -> NDArray[Any]:
+def _plainest(path: Path, values: list[str]) -> NDArray[Any]:
     """Return integers if all are, otherwise numbers if all are, otherwise strings."""
     for kind in (np.int64, np.float64):
         try:
             return np.array(values, dtype=kind)
         except (ValueError, OverflowError):
             continue
+    longest = max(map(len, values))
+    if 4 * longest * len(values) > MAX_BYTES:  # an array has room for the longest of them in every place
+        raise DataError(f"{path}: a target of {longest} characters is no label; name the column that holds targets")
     return np.array(values)

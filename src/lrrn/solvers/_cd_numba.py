@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from lrrn.compiled import kernel
 from lrrn.solvers._cd_vector import PANEL, multiply_panel, squared_residuals, sweep_panel
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def fill_panels(panels: Any, at: int, below: Any, block: Any, above: Any) -> int:
     """Write one layer's panels from position ``at`` on; return the position after them.
 
@@ -42,7 +42,7 @@ def fill_panels(panels: Any, at: int, below: Any, block: Any, above: Any) -> int
     return at
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def invert_diagonal(inverse_diagonal: Any, unit: int, block: Any) -> int:
     """Write one layer's part from padded unit ``unit`` on; return the padded unit after it."""
     for j in range(block.shape[0]):
@@ -50,7 +50,7 @@ def invert_diagonal(inverse_diagonal: Any, unit: int, block: Any) -> int:
     return unit + -(-block.shape[0] // PANEL) * PANEL
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _fill_lane(s: int, i: int, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
     row = 0 if lo.shape[0] == 1 else i
     for j in range(place.shape[0]):
@@ -61,7 +61,7 @@ def _fill_lane(s: int, i: int, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs:
         his[m, s] = hi[row, j]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def descend(
     panels: Any,  # (total,): the Hessian, panel by panel
     layout: Any,  # (n_panels, 4) int64: offset in panels, first unit, first row, number of rows; in padded numbers
@@ -120,7 +120,7 @@ def descend(
                     his[m, s] = zs[m, s]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def residuals(
     panels: Any,
     layout: Any,
