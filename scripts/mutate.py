@@ -484,6 +484,48 @@ MUTANTS = [
         "pass",
         "test_threads.py",
     ),
+    Mutant(
+        "put a file in the place of a device",
+        "storage.py",
+        "return os.path.exists(path) and (stream or not (os.path.isfile(path) or os.path.isdir(path)))",
+        "return False",
+        "test_disk_faults.py",
+    ),
+    Mutant(
+        "leave half a file behind on a full disk",
+        "storage.py",
+        "            Path(part).unlink(missing_ok=True)\n\n\ndef _behind",
+        "            pass\n\n\ndef _behind",
+        "test_disk_faults.py",
+    ),
+    Mutant(
+        "write a file in place",
+        "storage.py",
+        "        os.replace(part, target)",
+        "        target.write_bytes(content)",
+        "test_disk_faults.py test_serialization.py",
+    ),
+    Mutant(
+        "restore what broadcasts",
+        "learning/checkpoint.py",
+        "if stored is None or stored.shape != t.shape or",
+        "if stored is None or",
+        "test_disk_faults.py",
+    ),
+    Mutant(
+        "restore half a checkpoint before looking at the rest",
+        "learning/checkpoint.py",
+        "            pairs.append((t, stored))",
+        "            t.copy_(stored)",
+        "test_disk_faults.py",
+    ),
+    Mutant(
+        "fail where Numba has no folder",
+        "compiled.py",
+        "    except RuntimeError as error:  # Numba found no folder for its cache",
+        "    except ZeroDivisionError as error:",
+        "test_disk_faults.py",
+    ),
 ]
 
 

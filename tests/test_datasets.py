@@ -522,7 +522,7 @@ def test_a_cache_that_cannot_be_written_is_told(cache, mirror, source):
     mirror.offer(source)
     cache.write_text("a file where the folder should be")
     with pytest.raises(
-        DataError, match=rf"could not be downloaded into {cache}/MNIST/raw from .* \((Not a directory|File exists)\)"
+        DataError, match=rf"downloaded into {cache}/MNIST/raw, which cannot be written \((Not a directory|File exists)\); put"
     ):
         load("mnist")
 

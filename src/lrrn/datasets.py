@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import struct
+import tempfile
 import zlib
 from pathlib import Path
 from types import TracebackType
@@ -209,6 +210,14 @@ def _download(name: str, file: str, folder: Path, advice: str) -> Path:
         import pooch
     except ImportError as error:
         raise DataError(f"downloading {file}.gz of {name} needs pooch: install it; or {advice}") from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise DataError(
+            f"{file}.gz of {name} could not be downloaded into {folder}, which cannot be written ({error.strerror}); {advice}"
+        ) from error
     failures = []
     level = pooch.get_logger().level
     pooch.get_logger().setLevel(logging.WARNING)  # it would announce every mirror on standard error

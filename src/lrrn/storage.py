@@ -57,7 +57,7 @@ def write(path: str | os.PathLike[str], kind: str, tensors: dict[str, Tensor], h
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file atomically: to a temporary neighbour, flushed to disk, then renamed. A device or pipe is written to as it is.
+    """Write a file atomically: to a temporary neighbour, flushed to disk, then renamed. What is no file is just written to.
 
     Parameters
     ----------
@@ -72,7 +72,8 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     target, part = _behind_links(path), None
     try:
         if _is_special(path):
-            Path(path).write_bytes(content)
+            with open(path, "ab") as file:
+                file.write(content)
             return
         handle, part = tempfile.mkstemp(dir=target.parent, prefix=_prefix(target), suffix=".part")
         with os.fdopen(handle, "wb") as file:
@@ -95,8 +96,9 @@ def _behind_links(path: str | os.PathLike[str]) -> Path:
 
 
 def _is_special(path: str | os.PathLike[str]) -> bool:
-    """Whether this is a device or a pipe, such as /dev/stdout, which must be written to and never replaced."""
-    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+    """Whether this is a device or a pipe, or standard output, behind which there may be a file: they are never replaced."""
+    stream = os.path.abspath(path).startswith(("/dev/stdout", "/dev/stderr", "/dev/fd/"))
+    return os.path.exists(path) and (stream or not (os.path.isfile(path) or os.path.isdir(path)))
 
 
 def _prefix(target: Path) -> str:
