@@ -1,15 +1,20 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types contracts mutate interpret bench reproduce reproduce-quick clean
+.PHONY: help demo explore test coverage browser lint types contracts mutate interpret docs scale-out bench reproduce \
+	reproduce-quick record clean
 
 help:
 	@echo "make demo       train a network on handwritten digits"
-	@echo "make test       run the test suite"
+	@echo "make explore    open a trained network in the browser"
+	@echo "make test       run the test suite; make browser: the explorer's, in headless Chromium if there is one"
 	@echo "make lint       check style and formatting; make types, make contracts: types and import layers"
+	@echo "make docs       build the documentation, offline, and run every code block in it"
 	@echo "make mutate     inject defects and see that the tests notice"
+	@echo "make scale-out  two ranks against one, ranks killed and restarted, twice the memory scored: in short"
 	@echo "make bench      time solving, training and certifying against their peers"
 	@echo "make reproduce  make the paper's tables and figures; make reproduce-quick: a smoke run of minutes"
+	@echo "make record     certified accuracy of our networks and of baselines on MNIST and Fashion-MNIST"
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -22,9 +27,18 @@ help:
 	.venv/$(PIP) --editable '.[test]'
 	@touch $@ .venv/.package
 
+.venv/.explore: pyproject.toml constraints.txt | .venv/bin/python
+	.venv/$(PIP) --editable '.[explore]'
+	@touch $@ .venv/.package
+
 .venv/.lint: pyproject.toml constraints.txt | .venv/bin/python
 	.venv/$(PIP) --editable '.[lint]'
 	@touch $@ .venv/.package
+
+.venv-docs/.docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/$(PIP) --editable '.[docs]'
+	@touch $@
 
 # torchattacks asks for torchvision and for an old requests, neither of which its attacks import; qpth for a NumPy below 2,
 # which its solver does not need
@@ -44,8 +58,21 @@ help:
 demo: .venv/.package
 	.venv/bin/lrrn demo
 
+explore: .venv/.explore
+	.venv/bin/lrrn explore
+
+# what the documentation promises is tested by make docs, the explorer's page by make browser, ranks by make scale-out
 test: .venv/.test
-	.venv/bin/python -m pytest --cov --cov-report=term
+	.venv/bin/python -m pytest -n 2 --dist worksteal --ignore=tests/test_docs.py --ignore=tests/browser \
+		--ignore=tests/test_ranks.py
+
+# which lines the same tests reach
+coverage: .venv/.test
+	.venv/bin/python -m pytest -q --cov --cov-report=term --ignore=tests/test_docs.py --ignore=tests/browser
+
+# screenshots and the log of requests go to out/browser
+browser: .venv/.test
+	.venv/bin/python -m pytest -q tests/browser
 
 lint: .venv/.lint
 	.venv/bin/ruff format --check .
@@ -60,6 +87,11 @@ contracts: .venv/.lint
 mutate: .venv/.test
 	.venv/bin/python scripts/mutate.py
 
+docs: .venv-docs/.docs .venv/.test
+	rm -rf docs/_build docs/api docs/pictures
+	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
+	.venv/bin/python -m pytest -q tests/test_docs.py
+
 bench: .venv-bench/.bench .venv-pcx/.pcx
 	mkdir -p out
 	.venv-bench/bin/lrrn bench --json out/bench.json --page out/bench.html
@@ -69,11 +101,25 @@ interpret: .venv/.test
 	.venv/$(PIP) --no-deps triton
 	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/test_accelerated.py tests/test_solver_contract.py -k "accelerated or kernel"
 
+# bounded versions; benchmarks/results holds what the full ones found
+scale-out: .venv/.test
+	.venv/bin/python -m pytest -q tests/test_ranks.py
+	.venv/bin/python scripts/scale_out.py --quick
+	.venv/bin/python scripts/kill_ranks.py --kills 2
+	.venv/bin/python scripts/out_of_core.py --quick
+	.venv/bin/python examples/dask_grid_search.py
+
 reproduce: .venv/.package
 	.venv/bin/lrrn reproduce all --output docs/reproduction
 
+record: .venv-bench/.bench
+	for data in mnist fashion_mnist; do \
+		.venv-bench/bin/lrrn reproduce record --dataset $$data --device auto --output docs/record/$$data || exit 1; \
+	done
+
 reproduce-quick: .venv/.package
 	.venv/bin/lrrn reproduce all --quick --no-download
+	.venv/bin/lrrn reproduce record --dataset mnist --quick --no-download --rows wide,logistic,prototypes
 
 clean:
-	rm -rf .venv .venv-bench .venv-pcx
+	rm -rf .venv .venv-bench .venv-docs .venv-pcx docs/_build docs/api docs/pictures

@@ -1,11 +1,6 @@
 """AutoAttack (Croce and Hein, 2020) in the Euclidean norm on an MNIST classifier, beside our own attacks and certificates.
 
-The four attacks are torchattacks', in AutoAttack's order and with its published numbers of steps and queries; torchattacks' own
-bundle takes a tenth of the steps. Each is given what the ones before it, at this size and at smaller ones, have left. A success
-counts if the classifier's own prediction is wrong there.
-
-Images are float32: FAB converts to it and cannot mix it with float64. The adapter solves in float64 all the same, so gradients
-lose their last digits only.
+lrrn.certify.autoattack says which attacks these are and what counts as a success.
 
 Needs torchattacks, which the benchmark environment has, the MNIST files, and the network scripts/mnist_certificates.py trains.
 Runs on one thread; 500 images at two sizes take some ten minutes. Ends with status 1 if an attack gets inside a radius.
@@ -18,83 +13,27 @@ import dataclasses
 import json
 import platform
 import sys
-import time
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 import lrrn
 from lrrn import LRRNClassifier, audit, datasets
 from lrrn.certify import as_image_model
+from lrrn.certify.autoattack import SLACK, autoattack
 from lrrn.threads import one_thread
 
-try:
-    import torchattacks
-except ImportError as error:
-    raise SystemExit("torchattacks is not installed here; make .venv-bench/.bench and use .venv-bench/bin/python") from error
+if find_spec("torchattacks") is None:
+    raise SystemExit("torchattacks is not installed here; make .venv-bench/.bench and use .venv-bench/bin/python")
 
 IMAGE = (1, 28, 28)
-BATCH = 250
-"""Images attacked at once."""
-SLACK = 1e-5
-"""By how much, relative to eps, rounding to float32 may enlarge a perturbation."""
 NOTES = (
     "attacks keep images in [0, 1]; certificates hold for every perturbation",
     "APGD-T of torchattacks 3.5.1 adapts its step to the first image of each batch only, which may weaken it",
 )
-
-Array = NDArray[Any]
-
-
-def parts(model: torch.nn.Module, n_classes: int, eps: float, steps: int, queries: int, seed: int) -> dict[str, Any]:
-    common = {"norm": "L2", "eps": eps, "n_restarts": 1, "seed": seed}
-    return {
-        "APGD-CE": torchattacks.APGD(model, steps=steps, loss="ce", **common),
-        "APGD-T": torchattacks.APGDT(model, steps=steps, n_classes=n_classes, **common),
-        "FAB-T": torchattacks.FAB(model, steps=steps, n_classes=n_classes, multi_targeted=True, **common),
-        "Square": torchattacks.Square(model, n_queries=queries, **common),
-    }
-
-
-def autoattack(
-    classifier: LRRNClassifier,
-    X: Array,
-    y: Array,
-    distances: Array,
-    eps: float,
-    image: tuple[int, int, int] = IMAGE,
-    steps: int = 100,
-    queries: int = 5000,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Attack the images with a distance above eps, lower in place the distances of those broken, and say what each part did."""
-    n_classes = len(classifier.classes_)
-    if n_classes < 4:
-        raise ValueError(f"the targeted loss of AutoAttack needs at least 4 classes; got {n_classes}")
-    images = torch.from_numpy(np.asarray(X, dtype=np.float32)).reshape(-1, *image)
-    labels = torch.from_numpy(np.searchsorted(classifier.classes_, y))
-    done: dict[str, Any] = {}
-    for name, attack in parts(as_image_model(classifier, image), n_classes, eps, steps, queries, seed).items():
-        start = time.perf_counter()
-        left = np.flatnonzero(distances > eps * (1 + SLACK))
-        done[name] = {"attacked": len(left)}
-        for rows in np.split(left, range(BATCH, len(left), BATCH)) if len(left) else []:
-            try:
-                moved = attack(images[rows], labels[rows])
-            except Exception as error:  # the figures are then those of the other parts, and the output says so
-                done[name]["failed"] = f"{type(error).__name__}: {error}"
-                break
-            moved = moved.detach().double().flatten(1).numpy()
-            norms = np.linalg.norm(moved - X[rows], axis=1)
-            distances[rows] = np.minimum(distances[rows], np.where(classifier.predict(moved) != y[rows], norms, np.inf))
-        done[name]["broken"] = int((distances[left] <= eps * (1 + SLACK)).sum())
-        done[name]["seconds"] = time.perf_counter() - start
-        print(f"eps {eps:g}, {name}: {done[name]}", file=sys.stderr)
-    return done
 
 
 def main() -> None:
@@ -117,9 +56,12 @@ def main() -> None:
     with one_thread():
         own = audit.attack(options.model.stem, classifier, X, y, sizes, options.method, clip=(0.0, 1.0), seed=options.seed)
         distances = np.where(own.right, np.inf, 0.0)
+        labels = np.searchsorted(classifier.classes_, y)
         figures = {}
         for eps in sizes:
-            done = autoattack(classifier, X, y, distances, eps, steps=options.steps, queries=options.queries, seed=options.seed)
+            settings = {"steps": options.steps, "queries": options.queries, "seed": options.seed}
+            done = autoattack(as_image_model(classifier, IMAGE), classifier.predict, X, y, labels, distances, eps, **settings)
+            print(f"eps {eps:g}: {done}", file=sys.stderr)
             figures[f"{eps:g}"] = {
                 "accuracy under AutoAttack": float((distances > eps * (1 + SLACK)).mean()),
                 "accuracy under our attacks": own.attacked(eps),

@@ -18,7 +18,8 @@ import torch
 import lrrn
 from lrrn.qp import BoxQP
 from lrrn.solvers import solve
-from lrrn.solvers.accelerated import Accelerated, fits_on_chip
+from lrrn.solvers._half_precision import fits_on_chip
+from lrrn.solvers.accelerated import Accelerated
 from lrrn.solvers.base import recompute
 
 ERROR = 1e-4

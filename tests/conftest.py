@@ -21,3 +21,13 @@ settings.load_profile("fixed")
 )
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many code blocks of the documentation ran, where any did."""
+    from doc_pages import ROOT, ran
+
+    if any(ran.values()):
+        gallery = len(list((ROOT / "docs" / "_build" / "html" / "pictures").glob("plot_*.html")))
+        terminalreporter.write_line(f"documentation: {', '.join(f'{n} {what}' for what, n in ran.items())}")
+        terminalreporter.write_line(f"documentation: {gallery} scripts of the gallery ran when the pages were built")

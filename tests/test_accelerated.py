@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from lrrn.solvers import solve
-from lrrn.solvers.accelerated import ON_CHIP, fits_on_chip, largest_by_squaring
+from lrrn.solvers import _half_precision, solve
+from lrrn.solvers._half_precision import fits_in_rows, fits_on_chip, largest_by_squaring
 from oracles import random_input, random_network
 
 
@@ -33,24 +33,54 @@ def problem(sizes, n, dtype, device, **options):
 
 @pytest.fixture
 def on_chip(device):
-    """Skip unless the kernel is what runs."""
+    """Skip unless kernels run."""
     if not fits_on_chip(problem((4, 3), 1, torch.float32, device)):
-        pytest.skip("the kernel needs Triton, and a CUDA device or TRITON_INTERPRET=1")
+        pytest.skip("the kernels need Triton, and a CUDA device or TRITON_INTERPRET=1")
     return device
 
 
-@pytest.mark.parametrize("n", [1, 16, 17, 33])
-@pytest.mark.parametrize("sizes", [(5, 3), (6, 16, 3), (9, 20, 17, 4)])
-def test_the_kernel_fills_tiles_and_widths_of_any_size(on_chip, n, sizes):
+@pytest.fixture
+def in_rows(on_chip, monkeypatch):
+    """Let the kernel for wide networks take narrow ones too."""
+    monkeypatch.setattr(_half_precision, "ON_CHIP", 0)
+    return on_chip
+
+
+def agrees_with_newton(sizes, n, device):
     for dtype, tol, near in ((torch.float32, 1e-5, 1e-4), (torch.float64, 1e-10, 1e-8)):
-        qp = problem(sizes, n, dtype, on_chip)
+        qp = problem(sizes, n, dtype, device)
         found = solve(qp, solver="accelerated", tol=tol)
-        exact = solve(problem(sizes, n, torch.float64, on_chip), solver="newton", tol=1e-12)
+        exact = solve(problem(sizes, n, torch.float64, device), solver="newton", tol=1e-12)
         assert found.converged.all()
         torch.testing.assert_close(found.z.double(), exact.z, rtol=0, atol=near * float(exact.z.abs().max()))
 
 
-def test_the_kernel_leaves_what_is_not_finite_alone(on_chip):
+@pytest.mark.parametrize("n", [1, 16, 17, 33])
+@pytest.mark.parametrize("sizes", [(5, 3), (6, 16, 3), (9, 20, 17, 4)])
+def test_tiles_of_any_size_are_filled(on_chip, n, sizes):
+    agrees_with_newton(sizes, n, on_chip)
+
+
+@pytest.mark.parametrize("sizes", [(5, 3), (9, 20, 17, 4)])
+def test_rows_of_any_width_are_solved(in_rows, sizes):
+    agrees_with_newton(sizes, 3, in_rows)
+
+
+def test_equations_of_any_width_are_solved(in_rows):
+    net = random_network((9, 20, 17, 4), dtype=torch.float64, device=in_rows, output_constraint="box")
+    energy = net.energy_snapshot(torch.float64)
+    x = random_input(4, 9, dtype=torch.float64, device=in_rows)
+    z = solve(energy.free(x), solver="newton", tol=1e-12).z
+    v = random_input(4, energy.free(x).dim, dtype=torch.float64, device=in_rows)
+    exact = solve(energy.adjoint(z, v), solver="newton", tol=1e-12).z
+    found = solve(energy.adjoint(z, v), solver="accelerated", tol=1e-10)
+    assert found.converged.all() and torch.equal(found.z == 0, exact == 0)
+    torch.testing.assert_close(found.z, exact, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("most_on_chip", [256, 0])
+def test_the_kernel_leaves_what_is_not_finite_alone(on_chip, most_on_chip, monkeypatch):
+    monkeypatch.setattr(_half_precision, "ON_CHIP", most_on_chip)
     qp = problem((6, 8, 3), 5, torch.float32, on_chip)
     spoiled = qp.q.clone()
     spoiled[2, 1] = math.inf
@@ -61,5 +91,10 @@ def test_the_kernel_leaves_what_is_not_finite_alone(on_chip):
     assert torch.equal(found.z[others], clean.z[others])
 
 
-def test_wide_problems_do_not_go_through_the_kernel(device):
-    assert not fits_on_chip(problem((4, ON_CHIP, 1), 1, torch.float32, device))
+def test_wide_problems_take_the_kernel_for_rows_and_wider_ones_none(device, monkeypatch):
+    available = fits_on_chip(problem((4, 3), 1, torch.float32, device))
+    monkeypatch.setattr(_half_precision, "ON_CHIP", 3)
+    monkeypatch.setattr(_half_precision, "IN_ROWS", 5)
+    small, wide, wider = (problem((4, units), 1, torch.float32, device) for units in (3, 5, 6))
+    assert fits_on_chip(small) == fits_in_rows(wide) == available
+    assert not fits_on_chip(wide) and not fits_in_rows(wider)

@@ -6,9 +6,7 @@ import builtins
 import copy
 import math
 import pickle
-import runpy
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,16 @@ from hypothesis import given, settings
 
 import lrrn
 from lrrn import audit
-from lrrn.certify import LipschitzEstimate, as_foolbox, as_image_model, empirical_lipschitz, minimal_perturbation, pgd
+from lrrn.certify import (
+    LipschitzEstimate,
+    as_foolbox,
+    as_image_model,
+    autoattack,
+    empirical_lipschitz,
+    minimal_perturbation,
+    pgd,
+    strongest_perturbation,
+)
 from lrrn.certify.adapters import Scores
 from lrrn.certify.radius import METHODS
 from lrrn.certify.slopes import Slopes
@@ -62,6 +69,53 @@ def test_pgd_on_a_linear_classifier_succeeds_just_above_the_distance_and_fails_j
     assert above.success.all()
     below = pgd(net, x, label, 0.999 * exact)
     assert not below.success.any() and (below.distance == math.inf).all() and torch.equal(below.x, x)
+
+
+def test_any_module_is_attacked_and_a_linear_one_at_its_distances(linear):
+    net, x, label, exact = linear
+    module = torch.nn.Linear(*net.W[0].shape[::-1], dtype=torch.float64).requires_grad_(False)
+    module.weight.copy_(net.W[0])
+    module.bias.zero_() if net.b[0] is None else module.bias.copy_(net.b[0])
+    found = minimal_perturbation(module, x, label)
+    assert found.success.all() and (module(found.x).argmax(-1) != label).all()
+    torch.testing.assert_close(found.distance, exact, rtol=1e-4, atol=0)
+    assert (found.distance >= exact * (1 - 1e-9)).all()
+    assert pgd(module, x, label, 1.001 * exact).success.all() and not pgd(module, x, label, 0.999 * exact).success.any()
+    with pytest.raises(ValueError, match="this network has one"):
+        pgd(torch.nn.Linear(x.shape[1], 1, dtype=torch.float64), x, label, 1.0)
+
+
+def test_the_strongest_perturbation_of_a_linear_classifier_is_the_closed_form_inside_and_beyond_the_boundary(linear):
+    """Within a ball of radius eps the lead of j over i is at most lead_j + eps |w_j - w_i|, along w_j - w_i."""
+    net, x, label, exact = linear
+    w, y = net.W[0].detach(), net.infer(x).output
+    for share in (0.0, 0.5, 3.0):
+        eps = share * exact
+        most = (y - y.gather(1, label[:, None]) + eps[:, None] * (w - w[label][:, None]).norm(dim=-1)).scatter(
+            1, label[:, None], -math.inf
+        )
+        found = strongest_perturbation(net, x, label, eps, rivals=4)
+        assert ((found - x).norm(dim=1) <= eps).all()
+        z = net.infer(found).output
+        reached = (z - z.gather(1, label[:, None])).scatter(1, label[:, None], -math.inf).amax(1)
+        torch.testing.assert_close(reached, most.amax(1), rtol=1e-8, atol=1e-8)
+
+
+def test_the_strongest_perturbation_stays_in_the_box_and_changes_no_certified_label():
+    net = random_network((8, 7, 5))
+    x = random_input(30, 8).sigmoid()
+    certificate = lrrn.certify(net, x, "multiplier")
+    label = certificate.prediction
+    found = strongest_perturbation(net, x, label, 0.999 * certificate.radius)
+    assert (net.infer(found).output.argmax(-1) == label).all()
+    # and where pgd finds a change of label, so does it
+    reach = 1.05 * minimal_perturbation(net, x, label).distance
+    pressed = strongest_perturbation(net, x, label, reach, rivals=4)
+    assert (net.infer(pressed).output.argmax(-1) != label).double().mean() > 0.9
+    clipped = strongest_perturbation(net, x, label, 2 * reach, clip=(0.0, 1.0))
+    assert (clipped >= 0).all() and (clipped <= 1).all() and ((clipped - x).norm(dim=1) <= 2 * reach).all()
+    with pytest.raises(ValueError, match="rivals must be at least 1"):
+        strongest_perturbation(net, x, label, 1.0, rivals=0)
 
 
 def test_ascents_that_do_not_start_at_x_succeed_too(linear):
@@ -375,14 +429,12 @@ def test_an_image_model_refuses_what_does_not_fit():
 
 
 @pytest.fixture(scope="module")
-def script():
-    """scripts/autoattack.py, whose attacks are torchattacks'."""
-    pytest.importorskip("torchattacks", reason="torchattacks is in the benchmark environment only")
-    return runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "autoattack.py"))
+def torchattacks():
+    return pytest.importorskip("torchattacks", reason="torchattacks is in the benchmark environment only")
 
 
 @pytest.mark.parametrize("part", ["APGD-CE", "APGD-T", "FAB-T", "Square"])
-def test_torchattacks_finds_the_boundaries_of_a_linear_classifier_and_nothing_nearer(script, part):
+def test_torchattacks_finds_the_boundaries_of_a_linear_classifier_and_nothing_nearer(torchattacks, part):
     net = random_network((36, 5), beta=(0.0,), bias_scale=0.0)
     x = (0.5 + 0.1 * random_input(40, 36)).float().double()
     w = net.W[0].detach()
@@ -391,17 +443,17 @@ def test_torchattacks_finds_the_boundaries_of_a_linear_classifier_and_nothing_ne
     gaps = (w[label][:, None] - w).norm(dim=-1)
     exact = ((y.gather(1, label[:, None]) - y) / gaps).scatter(1, label[:, None], math.inf).amin(1)
     eps = float(exact.median())
-    attack = script["parts"](as_image_model(net, (1, 6, 6)), 5, eps, steps=30, queries=300, seed=0)[part]
+    attack = autoattack.parts(as_image_model(net, (1, 6, 6)), 5, eps, steps=30, queries=300, seed=0)[part]
     moved = attack(x.float().reshape(-1, 1, 6, 6), label).detach().double().flatten(1)
     changed = net.infer(moved).output.argmax(-1) != label
     size = (moved - x).norm(dim=1)
-    assert (size[changed] >= exact[changed] * (1 - 1e-6)).all() and (size[changed] <= eps * (1 + script["SLACK"])).all()
+    assert (size[changed] >= exact[changed] * (1 - 1e-6)).all() and (size[changed] <= eps * (1 + autoattack.SLACK)).all()
     # the targeted ones try every boundary; the others climb one loss, which may lead past a nearer one
     within = changed[exact < 0.95 * eps]
     assert within.all() if part in ("APGD-T", "FAB-T") else within.any()
 
 
-def test_autoattack_counts_what_the_classifier_confirms(script):
+def test_autoattack_counts_what_the_classifier_confirms(torchattacks):
     X = np.clip(0.5 + 0.2 * random_input(60, 36).numpy(), 0.0, 1.0).astype(np.float32)
     y = np.array(list("abcde"))[(X @ random_input(36, 5).numpy()).argmax(1)]
     model = lrrn.LRRNClassifier((8,), epochs=20, standardize=True, random_state=0).fit(X, y)
@@ -409,19 +461,20 @@ def test_autoattack_counts_what_the_classifier_confirms(script):
 
     def run():
         distances = np.where(right, np.inf, 0.0)
-        done = [script["autoattack"](model, X, y, distances, eps, (1, 6, 6), steps=20, queries=50) for eps in (0.1, 0.3)]
-        return distances, done
+        scores, labels = as_image_model(model, (1, 6, 6)), np.searchsorted(model.classes_, y)
+        given = scores, model.predict, X, y, labels, distances
+        return distances, [autoattack.autoattack(*given, eps, (1, 6, 6), steps=20, queries=50) for eps in (0.1, 0.3)]
 
     distances, done = run()
     broken = np.isfinite(distances) & right
     assert broken.any() and not any("failed" in part for parts in done for part in parts.values())
     assert sum(part["broken"] for parts in done for part in parts.values()) == broken.sum()
     assert (distances[right] >= model.certified_radius(X[right])).all()
-    assert (distances[broken] <= 0.3 * (1 + script["SLACK"])).all()
+    assert (distances[broken] <= 0.3 * (1 + autoattack.SLACK)).all()
     assert np.array_equal(distances, run()[0])
-    model.classes_ = model.classes_[:3]
+    few = as_image_model(random_network((36, 3), beta=(0.0,)), (1, 6, 6))
     with pytest.raises(ValueError, match="at least 4 classes"):
-        run()
+        autoattack.autoattack(few, model.predict, X, y, np.zeros(60, int), distances, 0.1, (1, 6, 6))
 
 
 def test_the_adapter_scales_as_the_classifier_does():

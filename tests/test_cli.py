@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import lrrn
 from lrrn.cli import app
+from lrrn.serialization import load_reference
 
 runner = CliRunner()
 
@@ -42,7 +43,7 @@ def iris(tmp_path):
 
 
 def test_help_names_every_command_and_option():
-    commands = ("demo", "train", "evaluate", "certify", "attack", "bench")
+    commands = ("demo", "train", "evaluate", "certify", "attack", "reproduce", "bench", "explore", "info")
     assert set(commands) <= set(runner.invoke(app, ["--help"]).output.split())
     for command in commands:
         output = runner.invoke(app, [command, "--help"], terminal_width=200).output
@@ -71,6 +72,8 @@ def test_train_then_evaluate_gives_the_same_figures(tmp_path):
     run("evaluate", model, "digits", "--json", second)
     one, two = (json.loads(file.read_text())["models"][0] for file in (first, second))
     assert lrrn.load(model).hidden_sizes == (20, 10)
+    kept = load_reference(model)
+    assert len(kept.samples) == 60 and kept.image_shape == (8, 8) and kept.score == one["score"] and len(kept.radii) == 450
     for key in ("score", "lipschitz", "median_radius", "certified"):
         assert one[key] == two[key], key
 
@@ -79,6 +82,7 @@ def test_a_csv_file_with_text_labels(tmp_path, iris):
     model, figures = tmp_path / "m.safetensors", tmp_path / "out.json"
     run("train", iris, "--target", "kind", "-o", model, "--json", figures, "--eps", "0.1,0.5")
     loaded, result = lrrn.load(model), json.loads(figures.read_text())["models"][0]
+    assert len(load_reference(model).samples) == 0 and len(load_reference(model).energies["samples"]) == 38  # not given away
     assert loaded.classes_.tolist() == ["setosa", "versicolor", "virginica"] and loaded.standardize
     assert result["n_samples"] == 38 and result["score"] > 0.85 and set(result["certified"]) == {"0.1", "0.5"}
 
@@ -227,3 +231,30 @@ def test_a_refuted_certificate_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(lrrn.LRRNClassifier, "certified_radius", lambda self, X, method: np.full(len(X), 100.0))
     done = runner.invoke(app, ["attack", str(model), "digits", "--limit", "5", "--steps", "3"], terminal_width=200)
     assert done.exit_code == 1 and "inside the certified radius" in words(done.output)
+
+
+def test_samples_go_to_a_file_and_a_table_need_not_have_labels(tmp_path):
+    X, y = lrrn.datasets.load("digits", "test")
+    model, table, labels = tmp_path / "m.safetensors", tmp_path / "X.npy", tmp_path / "y.npy"
+    np.save(table, X)
+    np.save(labels, y)
+    run("train", "digits", "--epochs", 1, "--hidden", "8", "-o", model)
+    loaded, figures = lrrn.load(model), tmp_path / "f.json"
+    run("certify", model, table, "--target", labels, "--samples", tmp_path / "c.npz", "--json", figures, "--limit", 50)
+    result = json.loads(figures.read_text())
+    with np.load(tmp_path / "c.npz") as found:
+        np.testing.assert_array_equal(found["radius"], loaded.certified_radius(X[:50]))
+        assert result["n_samples"] == 50 and result["accuracy"] == found["right"].mean() and "samples" not in result
+    run("evaluate", model, table, "--samples", tmp_path / "e.npz", "--json", figures)
+    assert json.loads(figures.read_text())["models"][0]["score"] is None
+    with np.load(tmp_path / "e.npz") as found:
+        assert sorted(found.files) == ["energy", "prediction", "radius"]
+        np.testing.assert_array_equal(found["prediction"], loaded.predict(X))
+        np.testing.assert_array_equal(found["energy"], loaded.energy(X))
+    for arguments, code, message in (
+        (["certify", model, table], 2, "has no labels to compare predictions with"),
+        (["evaluate", model, table, "--samples", tmp_path / "e.txt"], 1, "written as .npz or .parquet"),
+        (["evaluate", model, table, "--samples", "/no/such/folder/e.npz"], 2, "folder /no/such/folder does not exist"),
+    ):
+        done = runner.invoke(app, [str(argument) for argument in arguments], terminal_width=200)
+        assert done.exit_code == code and message in words(done.output), done.output

@@ -8,8 +8,10 @@ import torch
 from sklearn.datasets import load_digits
 
 import lrrn
-from lrrn import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
+from lrrn import LRRN, LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.certify import pgd
+from lrrn.learning import Contrastive, CrossEntropy, Data, FreeEnergy, Margin, Settings, SquaredError, Trainer
+from lrrn.learning.captured import LADDER
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 SMALL = dict(epochs=3, batch_size=128, random_state=0)
@@ -46,3 +48,72 @@ def test_regressor_energy_model_and_attacks_on_the_device():
     certificate = lrrn.certify(net, x, "local")
     assert certificate.radius.device.type == device
     assert not pgd(net, x, certificate.prediction, certificate.radius, steps=5, restarts=1, seed=0).success.any()
+
+
+def digits_data(dtype=torch.float32) -> Data:
+    X, y = load_digits(return_X_y=True)
+    x, label = torch.tensor(X[:1000] / 16, dtype=dtype, device="cuda"), torch.tensor(y[:1000], device="cuda")
+    return Data(x, torch.nn.functional.one_hot(label).to(dtype), label)
+
+
+def trained(objective, sizes=(64, 40, 24, 10), dtype=torch.float32, **settings) -> tuple[LRRN, Trainer]:
+    net = LRRN(sizes, init="uniform", generator=torch.Generator().manual_seed(0), device="cuda", dtype=dtype)
+    options = {"optimizer": "adamw", "learning_rate": 3e-3, "batch_size": 96, "epochs": 3, "schedule": "one_cycle"}
+    trainer = Trainer(net, objective, Settings(**{**options, **settings}))
+    trainer.fit(digits_data(dtype))
+    return net, trainer
+
+
+class Eager:
+    """An objective of the same values that does not claim to be capturable."""
+
+    def __init__(self, objective):
+        self._objective = objective
+
+    def __call__(self, net, batch):
+        return self._objective(net, batch)
+
+    def project(self, net):
+        if hasattr(self._objective, "project"):
+            self._objective.project(net)
+
+
+@pytest.mark.parametrize("objective", [Margin((0.1, 0.3), 0.1), Contrastive(), CrossEntropy(), SquaredError(), FreeEnergy()])
+@pytest.mark.parametrize("options", [{}, {"optimizer": "sgd", "learning_rate": 0.05, "shifts": 1, "max_weight_norm": 2.0}])
+def test_captured_steps_learn_what_single_steps_learn(objective, options):
+    captured, trainer = trained(objective, tol=1e-9, dtype=torch.float64, **options)
+    single, other = trained(Eager(objective), tol=1e-9, dtype=torch.float64, **options)
+    assert trainer._captured is not None and other._captured is None
+    for a, b in zip(captured.parameters(), single.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    for a, b in zip(trainer.history, other.history, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4, abs=1e-7) and a["unconverged"] == 0
+
+
+def test_captured_steps_give_the_same_bits_again_and_go_up_the_ladder():
+    nets = [trained(Margin(0.3, 0.1), sizes=(64, 300, 10), epochs=6) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(nets[0][0].parameters(), nets[1][0].parameters(), strict=True))
+    sweeps = [record["sweeps"] for record in nets[0][1].history]
+    assert max(sweeps) > LADDER[0] and nets[0][1].history[-1]["unconverged"] == 0
+
+
+def test_a_captured_run_is_resumed(tmp_path):
+    class Halt(Exception):
+        pass
+
+    def halt(trainer, record):
+        if record["epoch"] == 2:
+            raise Halt
+
+    def run(resume, *callbacks):
+        net = LRRN((64, 40, 10), generator=torch.Generator().manual_seed(0), device="cuda")
+        settings = Settings(optimizer="adam", learning_rate=3e-3, batch_size=96, epochs=4)
+        trainer = Trainer(net, Margin(0.3, 0.1), settings, checkpoint=tmp_path / f"{resume}.ckpt", callbacks=callbacks)
+        trainer.fit(digits_data(), resume=True)
+        return net
+
+    whole = run("whole")
+    with pytest.raises(Halt):
+        run("parts", halt)
+    for a, b in zip(whole.parameters(), run("parts").parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)

@@ -452,7 +452,7 @@ def table(tmp_path) -> Path:
 
 
 def command(*arguments) -> tuple[int, str]:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], terminal_width=250)
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "250"})
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, " ".join(done.output.replace("│", " ").split())
 

@@ -93,6 +93,20 @@ def test_nudged_phase(options):
     close(energy.nudged(x, v, t).q[0].numpy(), q, 10 * np.abs(h).sum())
 
 
+def test_reconstruction_undoes_the_layers_one_by_one_inside_their_sets():
+    net = random_network((6, 5, 4, 3), constraint="box")
+    energy = energy_of(net)
+    z = [random_input(7, d, seed=d) for d in (5, 4, 3)]
+    # from layer 1 it is what the energy's reconstruction term compares with x
+    x = random_input(7, 6)
+    torch.testing.assert_close(energy.reconstruct(z[0], 1) - x, energy._mismatch(0, x, z[0])[1])
+    w, c = ([p.detach().numpy() for p in group] for group in (net.W, net.c))
+    by_hand = np.clip(z[1].numpy() @ w[1] - c[1], -1, 1) @ w[0] - c[0]
+    np.testing.assert_allclose(energy.reconstruct(z[1], 2).numpy(), by_hand, rtol=1e-12, atol=1e-12)
+    by_hand = np.clip(np.clip(z[2].numpy() @ w[2] - c[2], -1, 1) @ w[1] - c[1], -1, 1) @ w[0] - c[0]
+    np.testing.assert_allclose(energy.reconstruct(z[2], 3).numpy(), by_hand, rtol=1e-12, atol=1e-12)
+
+
 def test_adjoint_frees_exactly_the_units_inside_their_interval():
     net = random_network((4, 3, 2), beta=(1.0, 0.5), constraint=(0.0, 1.0), output_constraint=(-1.0, 2.0))
     z = torch.tensor([[0.0, 0.5, 1.0, -1.0, 2.0], [0.25, 1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)

@@ -121,6 +121,17 @@ def test_margin_loss_and_its_unit_rows():
     torch.testing.assert_close(objective(net, batch), expected)
 
 
+def test_a_margin_and_a_temperature_can_change_as_training_goes_on():
+    net = random_network((5, 6, 3))
+    x, label = random_input(7, 5), torch.arange(7) % 3
+    target = functional.one_hot(label).to(x)
+    for progress in (0.0, 0.25, torch.tensor(1.0)):
+        at = float(progress)
+        moving = Margin((0.2, 1.0), (0.5, 0.1))(net, Batch(x, target, label, progress=progress))
+        fixed = Margin(0.2 + 0.8 * at, 0.5 - 0.4 * at)(net, Batch(x, target, label))
+        torch.testing.assert_close(moving, fixed, rtol=1e-6, atol=1e-9)
+
+
 def test_objectives_that_need_targets_say_so():
     net = random_network((6, 5, 3))
     for objective in (Contrastive(), ClassEnergy(), Margin(), CrossEntropy(), SquaredError(), SemiSupervised()):

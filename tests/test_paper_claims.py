@@ -49,7 +49,7 @@ def network(weights, beta, gamma=1.0, constraint="free", output="free", b=None, 
 
 
 def solved(net: LRRN, x, y=None):
-    return net.infer(torch.as_tensor(x), y, solver="newton", tol=1e-12)
+    return net.infer(torch.as_tensor(x), y, solver="newton", tol=1e-10)
 
 
 def energies(net: LRRN, x, y=None) -> np.ndarray:

@@ -152,13 +152,14 @@ def test_an_evaluation_is_what_the_model_says():
 
 
 def test_the_gaussian_has_the_data_s_mean_and_covariance():
-    from lrrn.evaluation import _strange_inputs
+    from lrrn.evaluation import _moments
+    from lrrn.rows import ArrayRows
 
     rng = np.random.default_rng(1)
     familiar = rng.standard_normal((50, 3)) @ np.array([[2.0, 0, 0], [1, 1, 0], [0, 0, 0]]) + [1, 2, 3]
-    draws = _strange_inputs(np.zeros((200_000, 3)), None, familiar, 0)["Gaussian"]
-    np.testing.assert_allclose(draws.mean(0), familiar.mean(0), atol=0.03)
-    np.testing.assert_allclose(np.cov(draws.T, bias=True), np.cov(familiar.T, bias=True), atol=0.06)
+    mean, root = _moments(ArrayRows(familiar), 7)
+    np.testing.assert_allclose(mean, familiar.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(root.T @ root, np.cov(familiar.T, bias=True), atol=1e-12)
 
 
 def test_class_energies_are_certified_and_images_must_fit():

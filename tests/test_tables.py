@@ -93,5 +93,5 @@ def test_damaged_missing_and_foreign_files(tmp_path):
             read_table(tmp_path / "cut.npz")
     with pytest.raises(DataError, match="there is no file"):
         read_table(tmp_path / "no.csv")
-    with pytest.raises(DataError, match=r"from \.npz or \.csv files, not from '\.txt'"):
+    with pytest.raises(DataError, match=r"from \.npz, \.npy, \.parquet or \.csv files, not from '\.txt'"):
         read_table(csv_file(tmp_path, "1,2\n", "t.txt"))

@@ -136,11 +136,33 @@ def test_a_resumed_run_ends_with_the_same_bits(options, stop_after, tmp_path):
     assert [r["loss"] for r in history] == [r["loss"] for r in expected]
 
 
+def test_shifted_images_are_the_same_in_a_resumed_run_and_differ_by_seed(tmp_path):
+    data = blobs(d=9)
+
+    def run(name, seed=0, stop_after=9, **settings):
+        net = LRRN((9, 7, 3), generator=torch.Generator().manual_seed(0))
+        trainer = Trainer(
+            net,
+            Margin((0.1, 0.5), 0.2),
+            Settings(optimizer="adam", learning_rate=0.01, epochs=3, seed=seed, **settings),
+            checkpoint=tmp_path / name,
+            callbacks=[lambda t, r: r["epoch"] == stop_after],
+        )
+        trainer.fit(data, resume=True)
+        return weights(net)
+
+    whole = run("whole", shifts=1)
+    run("parts", shifts=1, stop_after=1)
+    assert torch.equal(run("parts", shifts=1), whole)
+    assert not torch.equal(run("plain"), whole) and not torch.equal(run("seed", seed=1, shifts=1), whole)
+
+
 class Interrupt:
     """Raises Ctrl-C's signal in the middle of an epoch."""
 
     def __init__(self, objective, at: int) -> None:
         self.objective, self.left = objective, at
+        self.of_prediction = getattr(objective, "of_prediction", False)
 
     def __call__(self, net, batch):
         self.left -= 1
@@ -154,8 +176,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_to_the_same_bits(tmp_path):
     whole = small_net()
     Trainer(whole, CrossEntropy(), settings).fit(data)
     before = signal.getsignal(signal.SIGINT)
-    interrupted = Trainer(small_net(), CrossEntropy(), settings, checkpoint=path)
-    interrupted.objective = Interrupt(interrupted.objective, at=9)
+    interrupted = Trainer(small_net(), Interrupt(CrossEntropy(), at=9), settings, checkpoint=path)
     interrupted._identity = Trainer(small_net(), CrossEntropy(), settings)._identity
     with pytest.raises(KeyboardInterrupt):
         interrupted.fit(data)
@@ -275,6 +296,11 @@ def test_early_stopping_returns_to_the_best_epoch():
     history = Trainer(net, Contrastive(), Settings(epochs=20, patience=2)).fit(blobs(), validate)
     assert [r["validation_score"] for r in history] == [0.1, 0.9, 0.5, 0.4]
     assert torch.equal(weights(net), states[1])
+
+
+def test_shifts_need_square_images():
+    with pytest.raises(ValueError, match="8 features make none"):
+        Trainer(small_net(), Contrastive(), Settings(shifts=1)).fit(blobs())
 
 
 def test_bad_settings_are_refused_at_once():

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from lrrn.certify.attacks import minimal_perturbation, pgd
 from lrrn.estimators import LRRNClassifier
-from lrrn.evaluation import sizes_for
+from lrrn.evaluation import check_labels, sizes_for
+from lrrn.learning.checkpoint import fingerprint
 from lrrn.report import Page
+from lrrn.rows import ArrayRows, Rows
+from lrrn.scoring import Parts, over_rows
 
 Array = NDArray[Any]
 logger = logging.getLogger("lrrn.audit")
+LOCAL_ROWS = 16
 
 
 @final
@@ -79,8 +85,8 @@ class Audit:
             return np.zeros(0, dtype=np.int64)
         return np.flatnonzero(self.right & (self.distances < self.radii))
 
-    def as_json(self) -> dict[str, Any]:
-        """Return figures and samples, ready for ``json.dump``; a distance of null means that no attack succeeded."""
+    def as_json(self, samples: bool = True) -> dict[str, Any]:
+        """Return figures and, unless told not to, samples, for ``json.dump``; a distance of null: no attack succeeded."""
         content: dict[str, Any] = {
             "name": self.name,
             "n_samples": len(self.right),
@@ -96,37 +102,62 @@ class Audit:
             content["gap"] = {f"{size:g}": self.attacked(size) - self.certified(size) for size in self.eps}
             content["refuted"] = self.refuted.tolist()
             content["attacks"] = self.settings
-        samples: dict[str, Any] = {"right": self.right.tolist(), "radius": self.radii.tolist()}
-        if self.distances is not None:
-            samples["distance"] = [_finite(distance) for distance in self.distances.tolist()]
-        return {**content, "seconds": self.seconds, "samples": samples}
+        content["seconds"] = self.seconds
+        if samples:
+            content["samples"] = {"right": self.right.tolist(), "radius": self.radii.tolist()}
+            if self.distances is not None:
+                content["samples"]["distance"] = [_finite(distance) for distance in self.distances.tolist()]
+        return content
 
 
 def certify(
-    name: str, model: LRRNClassifier, X: Array, y: Array, eps: Sequence[float] | None = None, method: str = "auto"
+    name: str,
+    model: LRRNClassifier,
+    X: Array | Rows,
+    y: Array | None = None,
+    eps: Sequence[float] | None = None,
+    method: str = "auto",
+    samples: Path | None = None,
 ) -> Audit:
-    """Certify a fitted classifier.
+    """Certify a fitted classifier; inside :func:`lrrn.ranks.joined` all ranks share the work and get the same result.
 
     Parameters
     ----------
     name : str
         What to call it.
     model : LRRNClassifier
-    X : array of shape (n_samples, n_features)
+    X : array of shape (n_samples, n_features), or Rows
+        Rows bring their own labels and need not fit into memory.
     y : array of shape (n_samples,)
     eps : sequence of float, optional
         Sizes of perturbations, in the units of X. By default 0.1, 0.25 and 0.5, times the scale that ``standardize`` found.
     method : str, default="auto"
         As in :func:`lrrn.certify`.
+    samples : path, optional
+        Write label, radius and whether the label is right to this ``.npz`` or ``.parquet`` file; see :mod:`lrrn.scoring`.
 
     Returns
     -------
     Audit
     """
     start = time.perf_counter()
-    right = np.asarray(model.predict(X) == np.asarray(y))
-    radii = model.certified_radius(X, method)
-    return Audit(name, sizes_for(model, eps), method, "deployed", right, radii, seconds=time.perf_counter() - start)
+    rows = X if isinstance(X, Rows) else ArrayRows(np.asanyarray(X), None if y is None else np.asarray(y))
+    if not rows.has_targets:
+        raise ValueError(f"{rows.name} has no labels to compare predictions with")
+
+    def work(X: Array, y: Array | None, _: int) -> dict[str, Array]:
+        assert y is not None
+        check_labels(model, y)
+        prediction = model.predict(X)
+        return {"prediction": prediction, "right": prediction == y, "radius": model.certified_radius(X, method)}
+
+    run = {"model": fingerprint(*model.network_.parameters()), "method": method, "as": "certify"}
+    parts = None if samples is None else Parts(samples, run)
+    # a local radius takes a fraction of a second, so that a few samples are worth sharing
+    size = LOCAL_ROWS if method == "local" else model.chunk_rows_
+    columns = over_rows(rows, size, work, parts)
+    seconds = time.perf_counter() - start
+    return Audit(name, sizes_for(model, eps), method, "deployed", columns["right"], columns["radius"], seconds=seconds)
 
 
 def attack(
@@ -172,27 +203,16 @@ def attack(
     distances[rows] = np.inf
     if len(rows):
         given = np.asarray(X[rows], dtype=np.float64)
-        x = torch.as_tensor((given - offset) / scale)
         label = torch.as_tensor(np.searchsorted(model.classes_, np.asarray(y)[rows]))
         box = None if clip is None else tuple(torch.as_tensor((np.full(X.shape[1], end) - offset) / scale) for end in clip)
-        shortest = minimal_perturbation(net, x, label, seed=seed, clip=box)  # type: ignore[arg-type]
-        distances[rows] = _measured(model, given, np.asarray(y)[rows], shortest.x.cpu().numpy())
-        for size in audit.eps:
-            left = np.flatnonzero(distances[rows] > size)
-            if size > 0 and len(left):
-                logger.info("gradient ascent at %g on %d samples", size, len(left))
-                found = pgd(
-                    net,
-                    x[left],
-                    label[left],
-                    size / scale,
-                    steps=steps,
-                    restarts=restarts,
-                    seed=seed,
-                    clip=box,  # type: ignore[arg-type]
-                )
-                measured = _measured(model, given[left], np.asarray(y)[rows[left]], found.x.cpu().numpy())
-                distances[rows[left]] = np.minimum(distances[rows[left]], measured)
+
+        def measured(some: Array, x: torch.Tensor) -> Array:
+            return _measured(model, given[some], np.asarray(y)[rows[some]], x.cpu().numpy())
+
+        options: dict[str, Any] = {"scale": scale, "steps": steps, "restarts": restarts, "clip": box, "seed": seed}
+        distances[rows] = found_by_attacks(
+            net, torch.as_tensor((given - offset) / scale), label, audit.eps, measured, **options
+        )
     settings = {"steps": steps, "restarts": restarts, "seed": seed, "clip": None if clip is None else list(clip)}
     return Audit(
         name,
@@ -205,6 +225,43 @@ def attack(
         settings,
         audit.seconds + time.perf_counter() - start,
     )
+
+
+def found_by_attacks(
+    net: nn.Module,
+    x: torch.Tensor,
+    label: torch.Tensor,
+    sizes: Sequence[float],
+    measured: Callable[[Array, torch.Tensor], Array],
+    *,
+    scale: float = 1.0,
+    steps: int = 50,
+    restarts: int = 3,
+    clip: Any = None,
+    seed: int = 0,
+) -> Array:
+    """Return the norms of the smallest perturbations that attacks found: shortest ones, then gradient ascent at every size.
+
+    Parameters
+    ----------
+    net, x, label, steps, restarts, clip, seed
+        As in :func:`lrrn.certify.pgd`.
+    sizes : sequence of float
+        Of the gradient ascents, in the units of what was measured.
+    measured : callable
+        From numbers of samples and perturbed inputs to the norms of those perturbations that succeeded, ``inf`` for the others.
+    scale : float, default=1.0
+        One unit of x in units of what was measured.
+    """
+    distances = measured(np.arange(len(x)), minimal_perturbation(net, x, label, seed=seed, clip=clip).x)
+    for size in sizes:
+        left = np.flatnonzero(distances > size)
+        if size > 0 and len(left):
+            logger.info("gradient ascent at %g on %d samples", size, len(left))
+            options: dict[str, Any] = {"steps": steps, "restarts": restarts, "seed": seed, "clip": clip}
+            found = pgd(net, x[left], label[left], size / scale, **options)
+            distances[left] = np.minimum(distances[left], measured(left, found.x))
+    return distances
 
 
 def _measured(model: LRRNClassifier, X: Array, y: Array, x: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from lrrn.audit import Audit
     from lrrn.estimators import LRRNClassifier
     from lrrn.evaluation import Evaluation, Model
+    from lrrn.paper.sections import Section
+    from lrrn.rows import Rows
 
 app = typer.Typer(
     help="Lifted regression/reconstruction networks: prediction, certified radius and energy from one convex model.",
@@ -33,11 +35,22 @@ PageFile = Annotated[Path | None, typer.Option("--page", help="Write charts, fil
 Root = Annotated[Path | None, typer.Option("--data", help="Folder of the MNIST family; LRRN_DATA if not given.")]
 Source = Annotated[
     str,
-    typer.Argument(help="digits, mnist, kmnist, fashion_mnist; or a .npz file (arrays X, y) or a .csv file.", metavar="DATA"),
+    typer.Argument(
+        help="digits, mnist, kmnist, fashion_mnist; or a .npz (arrays X, y), .npy (X), .parquet or .csv file.", metavar="DATA"
+    ),
 ]
 Target = Annotated[
     str | None,
-    typer.Option(help="Column of a .csv file with the target, by name or number; 'none' if it has none. Last if not given."),
+    typer.Option(
+        help="Column of a .csv or .parquet file with the target, by name or, in .csv, number; last if not given. "
+        "For a .npy file another one with the targets. 'none' if there is none."
+    ),
+]
+Samples = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the results of each sample to this .npz or .parquet file. If interrupted, the same command goes on."
+    ),
 ]
 Eps = Annotated[str | None, typer.Option(help="Sizes of perturbations to certify, in the units of the data: 0.1,0.25,0.5.")]
 SavedModel = Annotated[Path, typer.Argument(help="A model saved by lrrn train or lrrn.save.", metavar="MODEL")]
@@ -117,7 +130,9 @@ def train(
     """Train a model, save it, and show what it is worth on data it has not seen."""
     import time
 
-    from lrrn.evaluation import evaluate
+    from lrrn.datasets import NAMES
+    from lrrn.evaluation import KEPT_SAMPLES, evaluate, reference_of
+    from lrrn.ranks import joined
     from lrrn.serialization import save
 
     json_file, page, output = _writable(json_file), _writable(page), _writable(output)
@@ -139,7 +154,7 @@ def train(
         "log": _writable(log),
         "device": _device(device),
     }
-    with _explained(checkpoint):
+    with _explained(checkpoint), joined(options["device"]) as ranks:
         (X, y), (X_test, y_test) = _split(data, root, target, test_share, seed, kind)
         shape = _shape(data, image, X.shape[1])
         scaled = standardize if standardize is not None else not (X.min() >= 0 and X.max() <= 1)
@@ -147,11 +162,16 @@ def train(
         start = time.perf_counter()
         model.fit(X, y)  # an energy model takes no notice of y
         seconds = time.perf_counter() - start
-        save(model, output)
+        ranks.on_main(lambda: save(model, output))
         name = str(getattr(model, "objective", "energy model"))
         result = evaluate(name, model, X_test, y_test, _sizes(eps), shape, X, seconds, seed)
-    _publish(f"{data}, samples held out", [result], json_file, page, shape)
-    console.print(f"saved to {output}")
+    if ranks.is_main:
+        if kind is not Kind.regressor:  # for the explorer, with samples only of public data
+            keep = KEPT_SAMPLES if data in NAMES else 0
+            parts = (X_test, y_test, shape, f"{data}, held out", keep, result.score, result.radii, result.energies)
+            save(model, output, reference_of(model, *parts))
+        _publish(f"{data}, samples held out", [result], json_file, page, shape)
+        console.print(f"saved to {output}")
 
 
 @app.command("evaluate")
@@ -163,20 +183,23 @@ def evaluate_command(
     split: Split = "test",
     eps: Eps = None,
     image: ImageShape = None,
+    samples: Samples = None,
     seed: Seed = 0,
     device: Device = "auto",
     json_file: JsonFile = None,
     page: PageFile = None,
 ) -> None:
-    """Show what a saved model is worth on some data."""
+    """Show what a saved model is worth on some data, which need not fit into memory."""
     from lrrn.evaluation import evaluate
+    from lrrn.ranks import joined
 
-    json_file, page = _writable(json_file), _writable(page)
-    with _explained(None):
-        fitted, X, y = _fitted(model, data, split, root, target, device)
-        shape = _shape(data, image, X.shape[1])
-        result = evaluate(model.name, fitted, X, y, _sizes(eps), shape, None, None, seed)
-    _publish(f"{model.name} on {data}", [result], json_file, page, shape)
+    json_file, page, samples = _writable(json_file), _writable(page), _writable(samples)
+    with _explained(None), joined(_device(device)) as ranks:
+        fitted, rows = _fitted(model, data, split, root, target, device)
+        shape = _shape(data, image, rows.n_features)
+        result = evaluate(model.name, fitted, rows, None, _sizes(eps), shape, None, None, seed, samples)
+    if ranks.is_main:
+        _publish(f"{model.name} on {data}", [result], json_file, page, shape)
 
 
 @app.command("certify")
@@ -189,20 +212,23 @@ def certify_command(
     eps: Eps = None,
     limit: Annotated[int | None, typer.Option(help="Take the first so many samples; all if not given.", min=1)] = None,
     method: Method = "auto",
+    samples: Samples = None,
     seed: Seed = 0,
     device: Device = "auto",
     json_file: JsonFile = None,
     page: PageFile = None,
 ) -> None:
-    """Prove how far samples can be perturbed before a saved classifier's label can change."""
+    """Prove how far samples can be perturbed before a saved classifier's label can change; they need not fit into memory."""
     from lrrn.audit import certify
+    from lrrn.ranks import joined
 
-    json_file, page = _writable(json_file), _writable(page)
-    with _explained(None):
-        classifier, X, y = _classifier(model, data, split, root, target, device, limit)
+    json_file, page, samples = _writable(json_file), _writable(page), _writable(samples)
+    with _explained(None), joined(_device(device)) as ranks:
+        classifier, rows = _classifier(model, data, split, root, target, device, limit)
         # nothing here is random; the option is there so that scripts can pass it to every command
-        audit = certify(model.name, classifier, X, y, _sizes(eps), method)
-    _publish_audit(f"{model.name} on {data}", audit, json_file, page)
+        audit = certify(model.name, classifier, rows, None, _sizes(eps), method, samples)
+    if ranks.is_main:
+        _publish_audit(f"{model.name} on {data}", audit, json_file, page, samples)
 
 
 @app.command("attack")
@@ -231,7 +257,9 @@ def attack_command(
     if box is not None and not (len(box) == 2 and box[0] < box[1]):
         raise typer.BadParameter(f"--clip should be two numbers, the smaller one first; got {clip!r}")
     with _explained(None):
-        classifier, X, y = _classifier(model, data, split, root, target, device, limit)
+        classifier, rows = _classifier(model, data, split, root, target, device, limit)
+        X, y = rows.everything()
+        assert y is not None
         options: dict[str, Any] = {"steps": steps, "restarts": restarts, "clip": box, "seed": seed}
         audit = attack(model.name, classifier, X, y, _sizes(eps), method, **options)
     _publish_audit(f"{model.name} on {data}", audit, json_file, page)
@@ -242,7 +270,7 @@ def attack_command(
 
 @app.command()
 def reproduce(
-    item: Annotated[str, typer.Argument(help="table1, table2, table3, learning-curves, pretraining, filters, or all.")],
+    item: Annotated[str, typer.Argument(help="table1, table2, table3, learning-curves, pretraining, filters, all; or record.")],
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run of minutes on a part of the data.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report, the results and the figures.")] = Path(
         "out/reproduction"
@@ -257,26 +285,38 @@ def reproduce(
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "cpu",
     json_file: JsonFile = None,
+    dataset: Annotated[str | None, typer.Option(help="Record: mnist, fashion_mnist, kmnist or kmnist_7011.")] = None,
+    rows: Annotated[str | None, typer.Option(help="Record: which to carry out, such as wide,logistic or wide:1.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Record: seeds of whatever is random; 3 if not given.", min=1)] = None,
+    stages: Annotated[str | None, typer.Option(help="Record: some of train,certify,local,attack,autoattack.")] = None,
+    images: Annotated[int | None, typer.Option(help="Record: images for local radii and attacks; 1000.", min=0)] = None,
+    autoattack: Annotated[int | None, typer.Option(help="Record: images for AutoAttack; 100.", min=0)] = None,
+    budget: Annotated[float | None, typer.Option(help="Record: seconds after which no more images are begun.")] = None,
+    validation: Annotated[bool, typer.Option("--validation", help="Record: on held-out training images.")] = False,
 ) -> None:
-    """Make the paper's tables and figures from data and compare. Interrupt it at any time: the same command continues."""
+    """Make the paper's tables and figures from data and compare. Interrupt it at any time: the same command continues.
+
+    The record trains, certifies and attacks our widest networks and baselines on one data set.
+    """
     from lrrn.paper import reproduce as run
     from lrrn.paper.report import summary
-    from lrrn.paper.sections import COLUMNS
 
     json_file = _writable(json_file)
+    of_record = {
+        "dataset": dataset, "rows": rows, "seeds": seeds, "stages": stages, "images": images, "autoattack": autoattack,
+        "budget": budget, "validation": validation or None,
+    }  # fmt: skip
+    given = {name: value for name, value in of_record.items() if value is not None}
+    if item == "record":
+        common = {"quick": quick, "jobs": jobs, "root": root, "download": download, "report_only": report_only, "seed": seed}
+        _record(given, work, output, json_file, {**common, "device": _device(device)})
+        return
+    if given:
+        raise typer.BadParameter(f"--{next(iter(given))} belongs to lrrn reproduce record, not to {item}")
     with _explained(None):
         options: dict[str, Any] = {"root": root, "seed": seed, "device": _device(device), "download": download}
         done = run(item, work, output, quick=quick, jobs=jobs, report_only=report_only, **options)
-    for section in done.sections:
-        if section.comparisons:
-            table = Table(title=section.title)
-            for column in COLUMNS:
-                table.add_column(column)
-            for comparison in section.comparisons:
-                table.add_row(*comparison.cells())
-            console.print(table)
-            for remark in section.remarks():
-                console.print(remark, highlight=False)
+    _show_comparisons(done.sections)
     console.print(f"{summary(done.sections)} {done.seconds:.0f} s. The report is {output / 'report.html'}.")
     _dump(json_file, json.loads((output / "results.json").read_text()))
     if done.failed:
@@ -329,7 +369,102 @@ def bench(
         console.print(f"tables and charts: {page}")
 
 
+@app.command("explore")
+def explore_command(
+    model: Annotated[
+        Path | None, typer.Argument(help="A saved classifier or energy model of images.", metavar="[MODEL]")
+    ] = None,
+    samples: Annotated[
+        str | None, typer.Option(help="Held-out data to compare with, if not those in the file: digits, mnist, ..., a file.")
+    ] = None,
+    target: Target = None,
+    root: Root = None,
+    image: ImageShape = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other machines can reach any but the default.")
+    ] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any that is free.", min=0, max=65535)] = None,
+    show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json_file: JsonFile = None,
+) -> None:
+    """Explore a model in the browser; without MODEL, a small one that is trained on handwritten digits on the spot."""
+    from lrrn.explore import check_installed
+
+    with _explained(None):
+        check_installed()
+        from lrrn.explore.launch import run
+        from lrrn.explore.opening import MOST_SAMPLES
+
+        json_file, shape = _writable(json_file), None if image is None else _height_and_width(image)
+        data = None if samples is None else (samples, *_open(samples, "test", root, target).first(MOST_SAMPLES).everything())
+        run(model, data, shape, _device(device), seed, host, port, show, console.print, lambda found: _dump(json_file, found))
+
+
+@app.command("info")
+def info_command(
+    root: Root = None,
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="Where to try the solvers.")] = "auto",
+    json_file: JsonFile = None,
+) -> None:
+    """Show versions, devices, solvers, data found and the thread policy."""
+    from lrrn.info import as_rows, gather
+
+    json_file = _writable(json_file)
+    report = gather(root, device if device == "auto" else _device(device))
+    table = Table("section", "name", Column(overflow="fold"), box=None, show_header=False, padding=(0, 2, 0, 0))
+    for row in as_rows(report):
+        table.add_row(*row)
+    console.print(table)
+    _dump(json_file, report)
+
+
 # --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _record(given: dict[str, Any], work: Path, output: Path, json_file: Path | None, options: dict[str, Any]) -> None:
+    """Carry out lrrn reproduce record."""
+    from lrrn.paper.record import record
+
+    if "dataset" not in given:
+        raise typer.BadParameter("record needs --dataset: mnist, fashion_mnist, kmnist or kmnist_7011")
+    names = {"images": "n_images", "autoattack": "n_autoattack"}
+    data = given.pop("dataset")
+    changes = {names.get(name, name): value for name, value in given.items()}
+    changes |= {name: changes[name].split(",") for name in ("rows", "stages") if name in changes}
+    if output == Path("out/reproduction"):  # the default, which is the paper's
+        output = Path("out/record") / (data + "-validation" * ("validation" in given))
+    with _explained(None):
+        done = record(data, work, output, **options, **changes)
+    _show("Accuracy in per cent: clean, and certified by norm of the perturbation; median radius", *done.table)
+    _show_comparisons(done.sections)
+    console.print(f"{done.seconds:.0f} s. The report is {output / 'report.html'}.")
+    _dump(json_file, json.loads((output / "results.json").read_text()))
+    for name, reason in done.failed.items():
+        typer.echo(f"Error: the row {name} failed: {reason}", err=True)
+    for what in done.disagreements:
+        typer.echo(f"Error: an attack contradicts a certificate, which is a bug: {what}", err=True)
+    if done.failed or done.disagreements:
+        raise typer.Exit(1)
+
+
+def _show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _show_comparisons(sections: Sequence[Section]) -> None:
+    for section in sections:
+        if section.comparisons:
+            _show(section.title, section.columns, [comparison.cells() for comparison in section.comparisons])
+            for remark in section.remarks():
+                console.print(remark, highlight=False)
 
 
 def _publish(
@@ -350,7 +485,7 @@ def _publish(
         console.print(f"charts and filters: {page}")
 
 
-def _publish_audit(title: str, audit: Audit, json_file: Path | None, page: Path | None) -> None:
+def _publish_audit(title: str, audit: Audit, json_file: Path | None, page: Path | None, samples: Path | None = None) -> None:
     from lrrn.audit import as_page, as_table, summary
 
     columns, rows = as_table(audit)
@@ -361,48 +496,50 @@ def _publish_audit(title: str, audit: Audit, json_file: Path | None, page: Path 
         table.add_row(*row)
     console.print(table)
     console.print(summary(audit))
-    _dump(json_file, {"title": title, **audit.as_json()})
+    _dump(json_file, {"title": title, **audit.as_json(samples is None)})
     if page is not None:
         _write(page, as_page(title, audit))
         console.print(f"chart: {page}")
 
 
-def _fitted(path: Path, data: str, split: str, root: Path | None, target: str | None, device: str) -> tuple[Model, Any, Any]:
-    """Load a fitted estimator and data that fit it."""
+def _fitted(path: Path, data: str, split: str, root: Path | None, target: str | None, device: str) -> tuple[Model, Rows]:
+    """Load a fitted estimator and open data that fit it."""
     from lrrn.network import LRRN
     from lrrn.serialization import load
 
     fitted = load(path, device=_device(device))
     if isinstance(fitted, LRRN):
         raise typer.BadParameter(f"{path} holds a bare network; save a fitted estimator to evaluate it")
-    X, y = _load(data, split, root, target)
-    if X.shape[1] != fitted.n_features_in_:
-        raise typer.BadParameter(f"{data} has {X.shape[1]} features and {path} was trained on {fitted.n_features_in_}")
-    return fitted, X, y
+    rows = _open(data, split, root, target)
+    if rows.n_features != fitted.n_features_in_:
+        raise typer.BadParameter(f"{data} has {rows.n_features} features and {path} was trained on {fitted.n_features_in_}")
+    return fitted, rows
 
 
 def _classifier(
     path: Path, data: str, split: str, root: Path | None, target: str | None, device: str, limit: int | None
-) -> tuple[LRRNClassifier, Any, Any]:
-    """Load a classifier and the first labelled samples of some data."""
+) -> tuple[LRRNClassifier, Rows]:
+    """Load a classifier and open the first labelled samples of some data."""
     from lrrn.estimators import LRRNClassifier
 
-    fitted, X, y = _fitted(path, data, split, root, target, device)
+    fitted, rows = _fitted(path, data, split, root, target, device)
     if not isinstance(fitted, LRRNClassifier):
         raise typer.BadParameter(f"{path} holds a {type(fitted).__name__}; only a classifier has labels to certify or attack")
-    if y is None:
+    if not rows.has_targets:
         raise typer.BadParameter(f"{data} has no labels to compare predictions with")
-    return fitted, X[:limit], y[:limit]
+    return fitted, rows.first(limit)
 
 
-def _load(data: str, split: str, root: Path | None, target: str | None) -> tuple[Any, Any]:
+def _open(data: str, split: str, root: Path | None, target: str | None) -> Rows:
     from lrrn import datasets
+    from lrrn.rows import ArrayRows
 
     if data in datasets.NAMES:
-        return datasets.load(data, split, root)
-    if Path(data).suffix not in (".npz", ".csv"):
-        raise typer.BadParameter(f"unknown data {data!r}; use one of {', '.join(datasets.NAMES)}, or a .npz or .csv file")
-    return datasets.read_table(data, target)
+        return ArrayRows(*datasets.load(data, split, root), data)
+    if Path(data).suffix not in datasets.TABLES:
+        kinds = f"{', '.join(datasets.TABLES[:-1])} or {datasets.TABLES[-1]}"
+        raise typer.BadParameter(f"unknown data {data!r}; use one of {', '.join(datasets.NAMES)}, or a {kinds} file")
+    return datasets.open_table(data, target)
 
 
 def _split(
@@ -415,12 +552,12 @@ def _split(
     from lrrn import datasets
 
     if data in datasets.NAMES:
-        return _load(data, "train", root, target), _load(data, "test", root, target)
-    X, y = _load(data, "train", root, target)
+        return datasets.load(data, "train", root), datasets.load(data, "test", root)
+    X, y = _open(data, "train", root, target).everything()
     if y is None and kind is not Kind.energy:
         raise datasets.DataError(f"{data} has no targets, which a {kind} needs; --model energy learns without")
     strata = None
-    if kind is Kind.classifier and np.unique(y, return_counts=True)[1].min() > 1:
+    if kind is Kind.classifier and y is not None and np.unique(y, return_counts=True)[1].min() > 1:
         strata = y
     train, held = train_test_split(np.arange(len(X)), test_size=share, stratify=strata, random_state=seed)
     return (X[train], None if y is None else y[train]), (X[held], None if y is None else y[held])
@@ -444,10 +581,17 @@ def _shape(data: str, image: str | None, n_features: int) -> tuple[int, int] | N
     if image is None:
         side = round(n_features**0.5)
         return (side, side) if data in datasets.NAMES else None
+    shape = _height_and_width(image)
+    if shape[0] * shape[1] != n_features:
+        raise typer.BadParameter(f"--image should be HEIGHTxWIDTH with {n_features} pixels in all; got {image!r}")
+    return shape
+
+
+def _height_and_width(image: str) -> tuple[int, int]:
     height, _, width = image.partition("x")
     digits = height.isdecimal() and width.isdecimal() and len(image) < 20
-    if not (digits and int(height) * int(width) == n_features):
-        raise typer.BadParameter(f"--image should be HEIGHTxWIDTH with {n_features} pixels in all; got {image!r}")
+    if not (digits and int(height) * int(width) > 0):
+        raise typer.BadParameter(f"--image should be HEIGHTxWIDTH, such as 28x28; got {image!r}")
     return int(height), int(width)
 
 

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lrrn.archives import ArchiveError, read_npz
+from lrrn.rows import ArrayRows, Rows, open_npy, open_npz, open_parquet, unreadable
+from lrrn.rows import DataError as DataError
 
 logger = logging.getLogger("lrrn.datasets")
 
@@ -76,14 +77,13 @@ DEBIAN_MD5 = {
 PREFIX = "train_7011"
 """The split of KMNIST with the first 7,011 training images."""
 PREFIX_FOLDER = Path("KMNIST", "train_prefix_7011")
+TABLES = (".npz", ".npy", ".parquet", ".csv")
+"""Endings of the files that :func:`open_table` reads."""
+PREFIX_FILES = "images-idx3-ubyte", "labels-idx1-ubyte"
 MAX_BYTES = 2**31
 """Largest array that an idx file may announce, or that labels may take."""
 MAX_RATIO = 1032
 """Most bytes that a byte of deflated data can stand for."""
-
-
-class DataError(ValueError):
-    """A data file is missing, damaged or not what it should be."""
 
 
 def load(
@@ -130,6 +130,34 @@ def load(
     return (images.reshape(len(images), -1) / np.float32(255)).astype(np.float32, copy=False), labels.astype(np.int64)
 
 
+def find(root: str | os.PathLike[str] | None = None) -> dict[str, dict[str, Path | None]]:
+    """Say what is at hand without reading or downloading anything.
+
+    Parameters
+    ----------
+    root : path-like, optional
+        As in :func:`load`.
+
+    Returns
+    -------
+    dict of str to dict of str to Path or None
+        For every data set but the embedded one and each of its splits, where :func:`load` would find the images; None if images
+        or labels are missing. Files are checked only when they are loaded.
+    """
+    roots = _roots(root)
+    found: dict[str, dict[str, Path | None]] = {}
+    for name in FOLDERS:
+        places = _places(name, roots)
+        found[name] = {}
+        for split, files in FILES.items():
+            paths = [_existing(places, file) for file in files]
+            found[name][split] = paths[0] if None not in paths else None
+        if name == "kmnist":
+            paths = [_existing([base / PREFIX_FOLDER for base in roots], file) for file in PREFIX_FILES]
+            found[name][PREFIX] = paths[0] if None not in paths else None
+    return found
+
+
 def _digits(split: str) -> tuple[NDArray[Any], NDArray[Any]]:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -152,6 +180,12 @@ def _roots(root: str | os.PathLike[str] | None) -> list[Path]:
     return [cache] if base is None else [Path(base), cache]
 
 
+def _places(name: str, roots: list[Path]) -> list[Path]:
+    """Return the folders that files of a data set may be in."""
+    folders = [base / FOLDERS[name] / "raw" for base in roots]
+    return [*folders, DEBIAN] if name == "fashion_mnist" else folders
+
+
 def _existing(folders: list[Path], file: str) -> Path | None:
     candidates = (folder / f"{file}{suffix}" for folder in folders for suffix in ("", ".gz"))
     return next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -159,11 +193,10 @@ def _existing(folders: list[Path], file: str) -> Path | None:
 
 def _prefix(root: str | os.PathLike[str] | None) -> list[Path]:
     folders = [base / PREFIX_FOLDER for base in _roots(root)]
-    files = "images-idx3-ubyte", "labels-idx1-ubyte"
-    paths = [path for file in files if (path := _existing(folders, file)) is not None]
-    if len(paths) < len(files):
+    paths = [path for file in PREFIX_FILES if (path := _existing(folders, file)) is not None]
+    if len(paths) < len(PREFIX_FILES):
         raise DataError(
-            f"split {PREFIX!r} is never downloaded, and {' and '.join(files)} (or .gz) are not in "
+            f"split {PREFIX!r} is never downloaded, and {' and '.join(PREFIX_FILES)} (or .gz) are not in "
             f"{' or '.join(map(str, folders))}; put them there"
         )
     return paths
@@ -172,8 +205,7 @@ def _prefix(root: str | os.PathLike[str] | None) -> list[Path]:
 def _obtain(name: str, file: str, root: str | os.PathLike[str] | None, download: bool) -> Path:
     """Return where a file is, after downloading it if need be and checking its digest if it is compressed."""
     roots = _roots(root)
-    folders = [base / FOLDERS[name] / "raw" for base in roots]
-    places = [*folders, DEBIAN] if name == "fashion_mnist" else folders
+    folders, places = [base / FOLDERS[name] / "raw" for base in roots], _places(name, roots)
     path = _existing(places, file)
     if path is not None:
         if path.suffix == ".gz":
@@ -323,7 +355,7 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged ({error}); fetch it again") from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     if len(content) != expected:
         more = "more" if len(content) > expected else f"only {len(content)}"
         raise DataError(f"{path} should hold {expected} bytes after its header and holds {more}; fetch it again")
@@ -339,20 +371,37 @@ def _check_there(path: Path) -> None:
         raise DataError(f"there is no file {path}")
 
 
-def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path} cannot be read ({error.strerror or error}); see that it is there, whole, and yours to read")
-
-
-def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Read a table of features and, where there are any, targets.
+def open_table(path: str | os.PathLike[str], target: str | None = None) -> Rows:
+    """Open a table of features and, where there are any, targets, to be read a few rows at a time.
 
     Parameters
     ----------
     path : path-like
-        A ``.npz`` file with arrays "X" and, optionally, "y"; or a ``.csv`` file, with or without a line of column names.
+        A ``.npz`` file with arrays "X" and, optionally, "y"; a ``.npy`` file with features alone; a ``.parquet`` file (needs
+        pyarrow); or a ``.csv`` file, with or without a line of column names, which is read into memory at once.
     target : str, optional
-        For ``.csv``: name or number of the column that holds the target, counted from 0; "none" if there is none. The last
-        column if not given.
+        For ``.csv`` and ``.parquet``: name of the column that holds the target, or, for ``.csv``, its number, counted from 0;
+        the last column if not given. For ``.npy``: another ``.npy`` file with the targets. "none" if there is none.
+
+    Returns
+    -------
+    Rows
+    """
+    path = Path(path)
+    if path.suffix not in TABLES:
+        kinds = f"{', '.join(TABLES[:-1])} or {TABLES[-1]}"
+        raise DataError(f"{path}: tables are read from {kinds} files, not from {path.suffix or 'one without a suffix'!r}")
+    _check_there(path)
+    return dict(zip(TABLES, (open_npz, open_npy, open_parquet, _open_csv), strict=True))[path.suffix](path, target)
+
+
+def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Read a table of features and, where there are any, targets into memory.
+
+    Parameters
+    ----------
+    path, target
+        As for :func:`open_table`.
 
     Returns
     -------
@@ -366,44 +415,19 @@ def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple
         The file is missing, cannot be read, is damaged, or does not hold such a table. Nothing in it is ever executed, and no
         memory is taken for more than it holds.
     """
-    path = Path(path)
-    readers = {".npz": _read_npz, ".csv": _read_csv}
-    if path.suffix not in readers:
-        raise DataError(f"{path}: tables are read from .npz or .csv files, not from {path.suffix or 'one without a suffix'!r}")
-    _check_there(path)
-    try:
-        X, y = readers[path.suffix](path, target)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if X.ndim != 2 or X.size == 0:
-        raise DataError(f"{path}: features must form a table; got an array of shape {X.shape}")
-    if not np.isfinite(X).all():
-        row, column = np.argwhere(~np.isfinite(X))[0]
-        raise DataError(f"{path}: feature {column} of sample {row} is {X[row, column]}; fill missing values in first")
-    if y is not None and len(y) != len(X):
-        raise DataError(f"{path}: {len(X)} samples do not go with {len(y)} targets")
-    return X, y
+    return open_table(path, target).everything()
 
 
-def _read_npz(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    wanted = {"X": "biuf"} if target == "none" else {"X": "biuf", "y": "biufU"}
-    try:
-        arrays = read_npz(path, wanted)
-    except ArchiveError as error:
-        raise DataError(f"{path}: {error}; save plain arrays X and y again") from error
-    if "X" not in arrays:
-        raise DataError(f"{path} should hold arrays X and y, and holds no X")
-    X, y = arrays["X"], arrays.get("y")
-    if y is not None and y.ndim not in (1, 2):
-        raise DataError(f"{path}: y must have one row a sample; got an array of shape {y.shape}")
-    with np.errstate(over="ignore"):  # what float64 cannot hold becomes infinite, and is refused as such
-        return X if X.dtype == np.float32 else X.astype(np.float64), y
+def _open_csv(path: Path, target: str | None) -> Rows:
+    return ArrayRows(*_read_csv(path, target), str(path))
 
 
 def _read_csv(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [(number, row) for number, row in enumerate(csv.reader(file), 1) if row]
+    except OSError as error:
+        raise unreadable(path, error) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a .csv file ({error}); save it as text in UTF-8") from error
     if not rows:

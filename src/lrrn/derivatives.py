@@ -56,37 +56,43 @@ def energy_gradients(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase], b
         The input, the same for every phase.
     phases : sequence of Phase
     balanced : bool, default=False
-        Promise that each sample's weights add up to zero over the phases, as in a contrastive difference.
+        Promise that there are two phases with opposite weights: a contrastive difference, whose cancellation is then avoided.
 
     Returns
     -------
     Gradients
     """
-    out = _first_layer(energy, x, phases, balanced)
-    for k in range(1, energy.n_layers):
+    out, both = Gradients([], [], []), 0
+    if balanced:
+        # E is quadratic in z, so a difference of energies is the slope half-way between, along the difference of activations
+        up, down = phases
+        pairs = list(zip(up.blocks, down.blocks, strict=False))
+        both, zs, ws = len(pairs), [(u + v) / 2 for u, v in pairs], [up.weight * (u - v) for u, v in pairs]
+    for k in range(energy.n_layers):
         present = [phase for phase in phases if len(phase.blocks) > k]
-        _append(out, *_later_layer(energy, k, present), energy.b[k], energy.c[k])
+        layer: tuple[Tensor, Tensor | None, Tensor | None]
+        if k < both and k == 0:
+            layer = _first_slope(energy, x, zs[0], ws[0])
+        elif k < both:
+            layer = _later_slope(energy, k, zs[k - 1], zs[k], ws[k - 1], ws[k])
+        else:
+            layer = _first_layer(energy, x, present) if k == 0 else _later_layer(energy, k, present)
+        _append(out, *layer, energy.b[k], energy.c[k])
     return out
 
 
-def _first_layer(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase], balanced: bool) -> Gradients:
+def _first_layer(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase]) -> tuple[Tensor, Tensor | None, Tensor | None]:
     a, beta, w, b, c = energy.discounts[0], energy.beta[0], energy.weights[0], energy.b[0], energy.c[0]
-    present = [phase for phase in phases if phase.blocks]
-    out = Gradients([], [], [])
-    if not present:
-        _append(out, torch.zeros_like(w), None, None, b, c)
-        return out
-    weighted = [phase.blocks[0] * phase.weight for phase in present]
+    if not phases:
+        return torch.zeros_like(w), None, None
+    weighted = [phase.blocks[0] * phase.weight for phase in phases]
     push = _sum(weighted)  # sum over phases of weight * z_1
-    gram = torch.mm(weighted[0].mT, present[0].blocks[0])
-    for phase, scaled in zip(present[1:], weighted[1:], strict=True):
+    gram = torch.mm(weighted[0].mT, phases[0].blocks[0])
+    for phase, scaled in zip(phases[1:], weighted[1:], strict=True):
         gram.addmm_(scaled.mT, phase.blocks[0])
-    regression = push
-    # a phase whose first layer is an eliminated output has no share in it, and then the weights do not cancel
-    share = None if balanced and len(present) == len(phases) else _sum([phase.weight for phase in present])
-    if share is not None:
-        image = x @ w.mT if b is None else torch.addmm(b, x, w.mT)
-        regression = torch.addcmul(push, share, image, value=-1)
+    share = _sum([phase.weight for phase in phases])
+    image = x @ w.mT if b is None else torch.addmm(b, x, w.mT)
+    regression = torch.addcmul(push, share, image, value=-1)
     # -R_0 x^T + beta z_1 S_0^T with S_0 = W_0^T z_1 - x - c_0
     d_w = torch.mm((regression + beta * push if beta else regression).mT, x).mul_(-a)
     total = push.sum(0)
@@ -96,11 +102,8 @@ def _first_layer(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase], balan
         if c is not None:
             d_w.addr_(total, c, alpha=-a * beta)
             d_c = torch.mv(w.mT, total).mul_(-a * beta)
-            if share is not None:
-                d_c.addmv_(x.mT, share[:, 0], alpha=a * beta).add_(c * share.sum(), alpha=a * beta)
-    d_b = None if b is None else (total if share is None else regression.sum(0)) * -a
-    _append(out, d_w, d_b, d_c, b, c)
-    return out
+            d_c.addmv_(x.mT, share[:, 0], alpha=a * beta).add_(c * share.sum(), alpha=a * beta)
+    return d_w, None if b is None else regression.sum(0) * -a, d_c
 
 
 def _later_layer(energy: LiftedEnergy, k: int, phases: Sequence[Phase]) -> tuple[Tensor, Tensor | None, Tensor | None]:

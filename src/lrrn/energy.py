@@ -171,7 +171,7 @@ class LiftedEnergy:
         """
         lo, hi = (bound[:, : z.shape[1]] for bound in self.box)
         reach = torch.full_like(z, torch.inf).masked_fill_((z <= lo) | (z >= hi), 0)
-        return BoxQP(self.free_hessian, v, -reach, reach)
+        return BoxQP(self.free_hessian, v, -reach, reach, linear=True)
 
     def activations(self, x: Tensor, z: Tensor) -> list[Tensor]:
         """Split stacked free activations into z_1, ..., z_L; an eliminated output is W_{L-1} z_{L-1} + b_{L-1}."""
@@ -180,6 +180,28 @@ class LiftedEnergy:
             features = blocks[-1] if blocks else x
             blocks.append(torch.nn.functional.linear(features, self.weights[-1], self.b[-1]))
         return blocks
+
+    @torch.no_grad()
+    def reconstruct(self, z: Tensor, layer: int) -> Tensor:
+        """Reconstruct inputs from the activations of one layer alone, going down: z_k = W_k^T z_{k+1} - c_k, kept inside C_k.
+
+        Parameters
+        ----------
+        z : Tensor of shape (n, d_layer)
+        layer : int
+            1, ..., L.
+
+        Returns
+        -------
+        Tensor of shape (n, d_0)
+        """
+        below = z
+        for k in reversed(range(layer)):
+            c = self.c[k]
+            below = below @ self.weights[k] - (0.0 if c is None else c)
+            if k > 0:
+                below = below.clamp(self.intervals[k - 1].lo, self.intervals[k - 1].hi)
+        return below
 
     # --- what an inexact answer is worth ------------------------------------------------------------------------------
 
@@ -260,6 +282,11 @@ class LiftedEnergy:
             self.inner_rounding * max(self._reach),
             self.inner_rounding * sum(self._linear_sizes),
         )
+
+    @cached_property
+    def input_gain(self) -> float:
+        """Proven bound on how much q grows per unit of x: a_0 (1 + beta_0) |W_0|_2; for float64 energies."""
+        return self.discounts[0] * (1 + self.beta[0]) * verified.spectral_norm(self.weights[0])
 
     @cached_property
     def root_rounding(self) -> tuple[float, float]:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.metrics import r2_score
 
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
+from lrrn.learning.checkpoint import fingerprint
+from lrrn.reference import UNKNOWN, Reference
 from lrrn.report import Page
+from lrrn.rows import ArrayRows, Rows
+from lrrn.scoring import Parts, over_rows
 
 Array = NDArray[Any]
 Model = LRRNClassifier | LRRNRegressor | LRRNEnergyModel
 EPS = (0.1, 0.25, 0.5)
 """Sizes of perturbations to certify, in units of the data's scale, unless others are asked for."""
+STRANGE = 65_536
+"""Strange inputs made at most: enough to tell how well the energy knows them, however many samples there are."""
+KEPT_ENERGIES = 2000
+"""Energies of each kind that a reference holds at most."""
+KEPT_SAMPLES = 60
+"""Samples that a file saved by the command line holds, if they are public."""
 
 
 @final
@@ -66,22 +79,24 @@ class Evaluation:
 def evaluate(
     name: str,
     model: Model,
-    X: Array,
+    X: Array | Rows,
     y: Array | None = None,
     eps: Sequence[float] | None = None,
     image_shape: tuple[int, int] | None = None,
     familiar: Array | None = None,
     seconds: float | None = None,
     seed: int = 0,
+    samples: Path | None = None,
 ) -> Evaluation:
-    """Evaluate a fitted model.
+    """Evaluate a fitted model; inside :func:`lrrn.ranks.joined` all ranks share the work and get the same result.
 
     Parameters
     ----------
     name : str
         What to call it.
     model : LRRNClassifier, LRRNRegressor or LRRNEnergyModel
-    X : array of shape (n_samples, n_features)
+    X : array of shape (n_samples, n_features), or Rows
+        Rows bring their own targets and need not fit into memory.
     y : array of shape (n_samples,) or (n_samples, n_targets), optional
         Without it there are no scores.
     eps : sequence of float, optional
@@ -90,33 +105,39 @@ def evaluate(
     image_shape : (int, int), optional
         Height and width if samples are images: then mirrored ones serve as strange inputs too.
     familiar : array of shape (n, n_features), optional
-        What to fit the Gaussian of strange inputs to; X if not given.
+        What to fit the Gaussian of strange inputs to; X if not given. Strange inputs are made from and compared with no more
+        than the first 65,536 samples.
     seconds : float, optional
         Training time, to be reported.
     seed : int, default=0
         Of the Gaussian.
+    samples : path, optional
+        Write the results of each sample to this ``.npz`` or ``.parquet`` file; see :mod:`lrrn.scoring`.
 
     Returns
     -------
     Evaluation
     """
+    rows = X if isinstance(X, Rows) else ArrayRows(np.asanyarray(X), None if y is None else np.asarray(y))
     sizes = sizes_for(model, eps)
+    if image_shape is not None and math.prod(image_shape) != rows.n_features:
+        raise ValueError(f"images of {image_shape[0]} x {image_shape[1]} do not fit {rows.n_features} features")
+    parts = None if samples is None else Parts(samples, _run(model, sizes, seed))
+    work = partial(_score_chunk, model, sizes, rows.has_targets or samples is not None)
+    columns = over_rows(rows, model.chunk_rows_, work, parts)
     score, radii, certified = None, None, dict[float, float]()
-    if y is not None and not isinstance(model, LRRNEnergyModel):
-        score = float(model.score(X, y))
-    if isinstance(model, LRRNClassifier) and y is not None:
-        radii = np.where(model.predict(X) == y, model.certified_radius(X), 0.0)
+    if isinstance(model, LRRNClassifier) and rows.has_targets:
+        right = columns["prediction"] == columns["target"]
+        score, radii = float(np.mean(right)), np.where(right, columns["radius"], 0.0)
         certified = {size: float(np.mean(radii > size)) for size in sizes}
     if isinstance(model, LRRNRegressor):
+        score = float(r2_score(columns["target"], columns["prediction"])) if rows.has_targets else None
         for size in sizes:
-            lower, upper = model.predict_interval(X, size)
-            certified[size] = float(np.mean(upper - lower) / 2)
-    energies = {"samples": model.energy(X)}
-    for kind, strange in _strange_inputs(X, image_shape, X if familiar is None else familiar, seed).items():
-        energies[kind] = model.energy(strange)
+            certified[size] = float(np.mean(columns[f"upper {size}"] - columns[f"lower {size}"]) / 2)
+    energies = {"samples": columns["energy"], **_strange_energies(model, rows, image_shape, familiar, seed)}
     return Evaluation(
         name=name,
-        n_samples=len(X),
+        n_samples=rows.n_samples,
         score=score,
         lipschitz=float(model.lipschitz_),
         median_radius=None if radii is None else float(np.median(radii)),
@@ -129,24 +150,129 @@ def evaluate(
     )
 
 
+def _run(model: Model, sizes: Sequence[float], seed: int) -> dict[str, Any]:
+    """Tell a run from others, so that it does not continue with their parts."""
+    return {"model": fingerprint(*model.network_.parameters()), "sizes": list(sizes), "seed": seed, "as": "evaluate"}
+
+
+def _score_chunk(model: Model, sizes: Sequence[float], predict: bool, X: Array, y: Array | None, _: int) -> dict[str, Array]:
+    columns = {} if y is None else {"target": y}
+    if y is not None and isinstance(model, LRRNClassifier):
+        check_labels(model, y)
+    if predict and not isinstance(model, LRRNEnergyModel):
+        columns["prediction"] = model.predict(X)
+    if predict and isinstance(model, LRRNClassifier):
+        columns["radius"] = model.certified_radius(X)
+    if isinstance(model, LRRNRegressor):
+        for size in sizes:
+            columns[f"lower {size}"], columns[f"upper {size}"] = model.predict_interval(X, size)
+    columns["energy"] = model.energy(X)
+    return columns
+
+
+def reference_of(
+    model: Model,
+    X: Array,
+    y: Array | None,
+    image_shape: tuple[int, int] | None,
+    source: str,
+    keep: int,
+    score: float | None,
+    radii: Array | None,
+    energies: Mapping[str, Array],
+) -> Reference:
+    """Return what a file may hold of held-out samples, for whoever explores the model.
+
+    Parameters
+    ----------
+    model : LRRNClassifier or LRRNEnergyModel
+    X : array of shape (n_samples, n_features)
+    y : array of shape (n_samples,), optional
+    image_shape : (int, int), optional
+    source : str
+        Where the samples come from, in words.
+    keep : int
+        How many samples to give along, of every class in turn; 0 keeps them private.
+    score, radii, energies
+        As in :class:`Evaluation`.
+
+    Returns
+    -------
+    Reference
+    """
+    labels = np.full(len(X), UNKNOWN, dtype=np.int64)
+    order = np.arange(len(X))
+    if isinstance(model, LRRNClassifier) and y is not None:
+        known = np.isin(y, model.classes_)
+        labels[known] = np.searchsorted(model.classes_, np.asarray(y)[known])
+        # the first of every class, then the second of every class, and so on
+        turn = np.zeros(len(X), dtype=np.int64)
+        for label in np.unique(labels):
+            turn[labels == label] = np.arange(np.count_nonzero(labels == label))
+        order = np.lexsort((labels, turn))
+    low, high = float(X.min()), float(X.max())
+    return Reference(
+        source=source,
+        image_shape=image_shape,
+        low=low,
+        high=high if high > low else low + 1.0,
+        score=score,
+        radii=radii,
+        energies={kind: np.asarray(values[:KEPT_ENERGIES]) for kind, values in energies.items()},
+        samples=X[order[:keep]].astype(np.float32),
+        labels=labels[order[:keep]],
+    )
+
+
 def sizes_for(model: Model, eps: Sequence[float] | None) -> tuple[float, ...]:
     """Return the sizes asked for or, if none were, the usual ones times the scale that ``standardize`` found."""
     return tuple(float(f"{factor * model.scale_in_:.2g}") for factor in EPS) if eps is None else tuple(eps)
 
 
-def _strange_inputs(X: Array, image_shape: tuple[int, int] | None, familiar: Array, seed: int) -> dict[str, Array]:
-    """Return inputs that are not samples: mirrored images, and draws from the Gaussian with the mean and covariance of data."""
-    strange = {}
-    if image_shape is not None:
-        if math.prod(image_shape) != X.shape[1]:
-            raise ValueError(f"images of {image_shape[0]} x {image_shape[1]} do not fit {X.shape[1]} features")
-        strange["mirrored"] = X.reshape(len(X), *image_shape)[:, :, ::-1].reshape(X.shape)
-    centred = familiar - familiar.mean(axis=0)
-    values, directions = np.linalg.eigh(centred.T @ centred / len(familiar))
-    noise = np.random.default_rng(seed).standard_normal(X.shape)
-    draws = noise * np.sqrt(np.clip(values, 0.0, None)) @ directions.T + familiar.mean(axis=0)
-    strange["Gaussian"] = draws.astype(X.dtype)
-    return strange
+def energies_of(
+    model: Model, X: Array, image_shape: tuple[int, int] | None, familiar: Array | None = None, seed: int = 0
+) -> dict[str, Array]:
+    """Return the energies of samples and of strange inputs made from them, by what they are; arguments as for `evaluate`."""
+    return {"samples": model.energy(X), **_strange_energies(model, ArrayRows(X), image_shape, familiar, seed)}
+
+
+def check_labels(model: LRRNClassifier, y: Array) -> None:
+    """Raise if labels are text and the model's numbers, or the other way round: none would ever be right."""
+    if (y.dtype.kind in "USO") != (model.classes_.dtype.kind in "USO"):
+        raise ValueError(
+            f"the data has labels such as {y[0]!r} and the model's are such as {model.classes_[0]!r}; choose another target"
+        )
+
+
+def _strange_energies(
+    model: Model, rows: Rows, image_shape: tuple[int, int] | None, familiar: Array | None, seed: int
+) -> dict[str, Array]:
+    """Return energies of inputs that are not samples: mirrored images, and draws from a Gaussian with the moments of data."""
+    rows, size = rows.first(STRANGE), model.chunk_rows_
+    mean, root = _moments(rows if familiar is None else ArrayRows(familiar).first(STRANGE), size)
+
+    def work(X: Array, y: Array | None, chunk: int) -> dict[str, Array]:
+        columns = {}
+        if image_shape is not None:
+            columns["mirrored"] = model.energy(X.reshape(len(X), *image_shape)[:, :, ::-1].reshape(X.shape))
+        # streams far apart, so that a chunk's draws do not depend on who makes them
+        generator = np.random.Generator(np.random.PCG64(seed).jumped(chunk))
+        draws = generator.standard_normal(X.shape) @ root + mean
+        columns["Gaussian"] = model.energy(draws.astype(X.dtype))
+        return columns
+
+    return over_rows(rows, size, work)
+
+
+def _moments(rows: Rows, size: int) -> tuple[Array, Array]:
+    """Return the mean and a matrix R with R^T R the covariance; every rank computes them, in the same order."""
+    mean = sum(X.sum(axis=0, dtype=np.float64) for X, _ in rows.pieces(0, rows.n_samples, size)) / rows.n_samples
+    covariance = np.zeros((rows.n_features, rows.n_features))
+    for X, _ in rows.pieces(0, rows.n_samples, size):
+        centred = X - mean
+        covariance += centred.T @ centred
+    values, directions = np.linalg.eigh(covariance / rows.n_samples)
+    return np.asarray(mean), np.sqrt(np.clip(values, 0.0, None))[:, None] * directions.T
 
 
 def auroc(familiar: Array, strange: Array) -> float:

@@ -18,7 +18,7 @@ from lrrn.implicit import minimiser
 from lrrn.multiplier import network_multipliers
 from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution
 from lrrn.solution import Solution, warn_if_not_converged
-from lrrn.solvers import solve
+from lrrn.solvers import solve, solve_fixed
 
 AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
 """How far the differentiable passes go while they make progress, unless ``tol`` is set."""
@@ -69,6 +69,8 @@ class LRRN(nn.Module):
     ----------
     aim : float or None
         If set, the differentiable passes go on to this tighter tolerance while they make progress, whatever ``tol`` is.
+    fixed_sweeps : int or None
+        If set, they take exactly so many accelerated sweeps instead and never wait for the device: for CUDA graphs.
     W, b, c : ParameterList
         ``W[k]`` of shape (d_{k+1}, d_k), ``b[k]`` of shape (d_{k+1},), ``c[k]`` of shape (d_k,); None where switched off.
 
@@ -106,6 +108,7 @@ class LRRN(nn.Module):
         self.intervals = (*_hidden_intervals(constraint, n_layers - 1), interval(output_constraint))
         self.solver, self.tol, self.max_sweeps = solver, tol, max_sweeps
         self.aim: float | None = None
+        self.fixed_sweeps: int | None = None
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"parameters need a floating-point dtype; got {dtype}")
         like = torch.empty(0, device=device, dtype=dtype)
@@ -172,6 +175,10 @@ class LRRN(nn.Module):
         """
         tol = DEFAULT_TOL[qp.q.dtype] if self.tol is None else self.tol
         aim = self.aim if self.aim is not None else AIM[qp.q.dtype] if self.tol is None else self.tol
+        if self.fixed_sweeps is not None:
+            solved = solve_fixed(qp, self.fixed_sweeps, tol=tol, aim=min(aim, tol), start=start)
+            self.report(solved, qp, tol, what)
+            return solved
         solved = solve(qp, solver=self.solver, tol=tol, aim=aim, max_sweeps=self.max_sweeps, start=start)
         self.report(solved, qp, tol, what)
         return solved

@@ -85,12 +85,15 @@ class BoxQP:
         Linear terms.
     lo, hi : Tensor of shape (1, dim) or (n, dim)
         Bounds, shared or per sample.
+    linear : bool, default=False
+        Promise that every unit is either fixed at zero or free: the problem is then a system of linear equations.
     """
 
     hessian: BlockTridiagonal
     q: Tensor
     lo: Tensor
     hi: Tensor
+    linear: bool = False
 
     @property
     def n_samples(self) -> int:
@@ -125,7 +128,7 @@ class BoxQP:
         def pick(bound: Tensor) -> Tensor:
             return bound if bound.shape[0] == 1 else bound[rows]
 
-        return BoxQP(self.hessian, self.q[rows], pick(self.lo), pick(self.hi))
+        return BoxQP(self.hessian, self.q[rows], pick(self.lo), pick(self.hi), self.linear)
 
     def distance_bound(self, z: Tensor, mu: float, rounding: RoundingCoefficients, x: Tensor) -> Tensor:
         """Return a proven bound on the distance from ``z`` to the minimiser, rounding included.

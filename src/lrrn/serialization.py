@@ -17,6 +17,7 @@ from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.estimators._base import LiftedEstimator
 from lrrn.estimators.classifier import OBJECTIVES
 from lrrn.network import LRRN
+from lrrn.reference import PREFIX, Reference
 from lrrn.solvers import SOLVERS
 
 ESTIMATORS: dict[str, type[LiftedEstimator]] = {
@@ -39,7 +40,7 @@ REQUIRED_OF = {
 }
 
 
-def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str]) -> None:
+def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str], reference: Reference | None = None) -> None:
     """Write a network or a fitted estimator to a file.
 
     Parameters
@@ -47,6 +48,8 @@ def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str]) -> None:
     model : LRRN, LRRNClassifier, LRRNRegressor or LRRNEnergyModel
     path : path-like
         The file is replaced atomically. The optimiser's state between calls of ``partial_fit`` is not kept.
+    reference : Reference, optional
+        What an estimator made of held-out samples, for :func:`load_reference` and the explorer.
     """
     storage.check_writable(path)
     if isinstance(model, LRRN):
@@ -62,7 +65,11 @@ def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str]) -> None:
         parameters["random_state"] = None
     attributes = {name: getattr(model, name) for name in (*ATTRIBUTES, *ATTRIBUTES_OUT) if hasattr(model, name)}
     header = {"parameters": _plain(parameters), "attributes": _plain(attributes), "network": _structure(model.network_)}
-    storage.write(path, kind, dict(model.network_.state_dict()), header)
+    tensors = dict(model.network_.state_dict())
+    if reference is not None:
+        more, header["reference"] = reference.pack()
+        tensors |= more
+    storage.write(path, kind, tensors, header)
 
 
 def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEstimator:
@@ -107,6 +114,27 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEsti
         ) from error
 
 
+def load_reference(path: str | os.PathLike[str]) -> Reference | None:
+    """Read what an estimator's file holds of held-out samples; None if it holds nothing of them.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Returns
+    -------
+    Reference or None
+    """
+    _, tensors, header = storage.read(path, *ESTIMATORS)
+    if "reference" not in header:
+        return None
+    try:
+        sizes = header["network"]["sizes"]
+        return Reference.unpack(tensors, header["reference"], sizes[0], sizes[-1])
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise storage.FileFormatError(f"{path} is damaged: its reference does not fit its model ({error})") from error
+
+
 def _check_names(kind: str, parameters: dict[str, Any], attributes: dict[str, Any]) -> None:
     """Refuse a file that would set what does not belong to a model, or that lacks what does."""
     strange = {*NOT_SAVED} & {*parameters} | {*attributes} - {*ATTRIBUTES, *ATTRIBUTES_OUT}
@@ -133,7 +161,9 @@ def _check_values(estimator: Any) -> None:
         classes = estimator.classes_
         fits["classes_"] = isinstance(classes, np.ndarray) and classes.shape == sizes[-1:]
         fits["objective"] = estimator.objective in OBJECTIVES
-        fits["temperature"] = _is_number(estimator.temperature) and estimator.temperature > 0
+        temperature = estimator.temperature
+        pair = temperature if isinstance(temperature, tuple) and len(temperature) == 2 else (temperature,)
+        fits["temperature"] = all(_is_number(value) and value > 0 for value in pair)
     if isinstance(estimator, LRRNRegressor):
         fits["offset_out_"] = _is_vector(estimator.offset_out_, sizes[-1])
         fits["scale_out_"] = _is_vector(estimator.scale_out_, sizes[-1])
@@ -180,6 +210,7 @@ def _structure(net: LRRN) -> dict[str, Any]:
 
 
 def _network(structure: dict[str, Any], tensors: dict[str, Tensor], device: str) -> LRRN:
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
     sizes = structure["sizes"]
     for k, shape in enumerate(zip(sizes[1:], sizes[:-1], strict=True)):
         if tensors[f"W.{k}"].shape != shape:  # before memory is taken for what the header says

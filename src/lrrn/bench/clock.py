@@ -7,7 +7,6 @@ always faster. Contenders that know nothing of threads are timed with one; jax k
 from __future__ import annotations
 
 import math
-import os
 import platform
 import statistics
 import time
@@ -20,6 +19,9 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
+
+from lrrn.info import cores as cores
+from lrrn.info import processor
 
 POLICY = (
     "Each contender gets the better of one and of all threads, warm-up outside the clock; "
@@ -86,11 +88,6 @@ def measure(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
     return statistics.median(times), spread(times)
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextmanager
 def threads(n: int) -> Iterator[None]:
     """Give torch, and the BLAS of NumPy and SciPy, ``n`` threads."""
@@ -126,20 +123,10 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
 def machine() -> dict[str, Any]:
     """Describe what the figures were measured on."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": cores(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return name + (", AVX-512" if "avx512f" in flags else ", AVX2" if "avx2" in flags else "")

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from lrrn.certify.slopes import Slopes, normalised
-from lrrn.network import LRRN
+from lrrn.certify.slopes import Surface, nearest_rivals, normalised, surface
 from lrrn.qp import row_norms
 from lrrn.threads import blas_threads
 
@@ -41,8 +40,8 @@ class Attack:
     Attributes
     ----------
     success : bool Tensor of shape (n,)
-        Whether the label at ``x`` is not the right one, as computed by :meth:`LRRN.infer` in float64 with a solve that
-        converged, and the perturbation is no larger than allowed.
+        Whether the label at ``x`` is not the right one, as computed in float64 (by :meth:`LRRN.infer`, with a solve that
+        converged), and the perturbation is no larger than allowed.
     x : float64 Tensor of shape (n, d_0)
         The perturbed inputs; the given ones where the attack failed.
     distance : float64 Tensor of shape (n,)
@@ -56,7 +55,7 @@ class Attack:
 
 
 def pgd(
-    net: LRRN,
+    net: nn.Module,
     x: Tensor,
     label: Tensor,
     eps: float | Tensor,
@@ -74,8 +73,9 @@ def pgd(
 
     Parameters
     ----------
-    net : LRRN
-        A network with at least two outputs, the largest of which is the label.
+    net : LRRN or nn.Module
+        A network with at least two outputs, the largest of which is the label; or any other differentiable module from
+        float64 inputs of shape (n, d_0) to such outputs.
     x : Tensor of shape (n, d_0)
         Inputs; attacked in float64 whatever their type.
     label : int64 Tensor of shape (n,)
@@ -96,17 +96,15 @@ def pgd(
     """
     if steps < 1 or restarts < 1:
         raise ValueError(f"steps and restarts must be at least 1; got {steps} and {restarts}")
-    x, label, box = _checked(net, x, label, clip)
-    reach = torch.as_tensor(eps, dtype=torch.float64, device=x.device).expand(len(x))
-    if not bool((reach >= 0).all() and reach.isfinite().all()):
-        raise ValueError(f"eps must be finite and at least 0; got {eps}")
+    of, x, label, box = _checked(net, x, label, clip)
+    reach = _checked_reach(eps, x)
     generator = torch.Generator().manual_seed(seed)
     found = x.clone()
     with torch.no_grad(), blas_threads(1):
-        walker = _Walker(net, box)
-        for rows in _chunks(net, len(x), x.device):
+        walker = _Walker(of, box)
+        for rows in _chunks(of, len(x)):
             rows = rows[~walker.fooled(x[rows], label[rows])]
-            order = walker.slopes.rivals(x[rows], label[rows])
+            order = nearest_rivals(of, x[rows], label[rows])
             for restart in range(restarts):
                 if len(rows) == 0:
                     break
@@ -120,7 +118,7 @@ def pgd(
 
 
 def minimal_perturbation(
-    net: LRRN,
+    net: nn.Module,
     x: Tensor,
     label: Tensor,
     *,
@@ -157,17 +155,17 @@ def minimal_perturbation(
     """
     if steps < 1 or rivals < 1 or refine_steps < 0:
         raise ValueError(f"steps and rivals must be at least 1, refine_steps at least 0; got {steps}, {rivals}, {refine_steps}")
-    x, label, box = _checked(net, x, label, clip)
+    of, x, label, box = _checked(net, x, label, clip)
     generator = torch.Generator().manual_seed(seed)
     found = x.clone()
     with torch.no_grad(), blas_threads(1):
-        walker = _Walker(net, box)
-        for rows in _chunks(net, len(x), x.device):
+        walker = _Walker(of, box)
+        for rows in _chunks(of, len(x)):
             rows = rows[~walker.fooled(x[rows], label[rows])]
             if len(rows) == 0:
                 continue
             here, right = x[rows], label[rows]
-            order = walker.slopes.rivals(here, right)
+            order = nearest_rivals(of, here, right)
             delta = walker.walk(here, right, order[:, :rivals], steps)
             # where no walk arrived, ascend within balls that grow
             for factor in LOST:
@@ -183,6 +181,52 @@ def minimal_perturbation(
                 delta = _refined(walker, here, right, order, delta, refine_steps)
             found[rows] = here + delta
         return _confirmed(walker, x, found, label, x.new_full((len(x),), math.inf))
+
+
+def strongest_perturbation(
+    net: nn.Module,
+    x: Tensor,
+    label: Tensor,
+    eps: float | Tensor,
+    *,
+    steps: int = 30,
+    rivals: int = 2,
+    clip: Clip | None = None,
+) -> Tensor:
+    """Look for the perturbation of Euclidean norm at most ``eps`` that presses the label's lead down furthest.
+
+    Unlike :func:`pgd` it does not stop where the label changes, and it returns what it found whether the label changed or not:
+    it shows what an attacker of that strength does to an input. Ascents from x climb the lead of each of the nearest rivals.
+
+    Parameters
+    ----------
+    net, x, label, eps, clip
+        As in :func:`pgd`.
+    steps : int, default=30
+        Gradient steps of each ascent.
+    rivals : int, default=2
+        How many other outputs to climb towards, nearest first.
+
+    Returns
+    -------
+    float64 Tensor of shape (n, d_0)
+        The perturbed inputs, at most ``eps`` from x. What is computed there is for the caller to see.
+    """
+    if steps < 1 or rivals < 1:
+        raise ValueError(f"steps and rivals must be at least 1; got {steps} and {rivals}")
+    of, x, label, box = _checked(net, x, label, clip)
+    reach = _checked_reach(eps, x)
+    found = x.clone()
+    with torch.no_grad(), blas_threads(1):
+        walker = _Walker(of, box)
+        for rows in _chunks(of, len(x)):
+            here, right = x[rows], label[rows]
+            most = here.new_full((len(rows),), -math.inf)
+            for aim in nearest_rivals(of, here, right)[:, :rivals].unbind(1):
+                delta, lead = walker.press(here, right, aim, reach[rows], steps)
+                better = lead > most
+                found[rows[better]], most[better] = (here + delta)[better], lead[better]
+    return found
 
 
 def _refined(walker: _Walker, x: Tensor, label: Tensor, order: Tensor, delta: Tensor, steps: int) -> Tensor:
@@ -202,16 +246,15 @@ def _refined(walker: _Walker, x: Tensor, label: Tensor, order: Tensor, delta: Te
 class _Walker:
     """Moves perturbed inputs about: the parts that the attacks are made of. Shapes: x, delta (n, d_0); label (n,)."""
 
-    def __init__(self, net: LRRN, box: tuple[Tensor, Tensor] | None) -> None:
-        self._net, self._box = net, box
-        self.slopes = Slopes(net)
+    def __init__(self, of: Surface, box: tuple[Tensor, Tensor] | None) -> None:
+        self.slopes, self._box = of, box
 
     def fooled(self, x: Tensor, label: Tensor) -> Tensor:
-        """Whether the label that is computed at x is another one, by a solve like any other."""
+        """Whether the label that is computed at x is another one, by a prediction like any other."""
         if len(x) == 0:
             return torch.zeros_like(label, dtype=torch.bool)
-        solution = self._net.infer(x)
-        return (solution.output.argmax(-1) != label) & solution.converged
+        computed, trusted = self.slopes.labels(x)
+        return (computed != label) & trusted
 
     def allowed(self, x: Tensor, delta: Tensor) -> Tensor:
         """Return the perturbation with the perturbed input clipped into the box."""
@@ -227,10 +270,9 @@ class _Walker:
 
     def random(self, x: Tensor, reach: Tensor, generator: torch.Generator) -> Tensor:
         """Draw perturbations within ``reach``, in directions that the first layer sees."""
-        first = self.slopes.first
-        noise = torch.randn((len(x), len(first)), generator=generator, dtype=x.dtype).to(x.device)
+        noise = torch.randn((len(x), self.slopes.n_coefficients), generator=generator, dtype=x.dtype).to(x.device)
         share = torch.rand(len(x), generator=generator, dtype=x.dtype).to(x.device)
-        return self.inside(x, normalised(noise @ first) * (reach * share)[:, None], reach)
+        return self.inside(x, normalised(self.slopes.gradient(noise)) * (reach * share)[:, None], reach)
 
     def ascend(
         self, x: Tensor, label: Tensor, rival: Tensor | None, reach: Tensor, delta: Tensor, steps: int, first_step: float
@@ -253,11 +295,26 @@ class _Walker:
             if step == steps or len(rows) == 0:
                 break
             towards = _best_wrong(y, label) if rival is None else rival
-            uphill = normalised(self._slope(z, towards, label) @ self.slopes.first)
+            uphill = normalised(self.slopes.gradient(self._slope(z, towards, label)))
             size = first_step * 0.5 * (1 + math.cos(math.pi * step / steps))
             delta = self.inside(x, delta + uphill * (size * reach)[:, None], reach)
         result[rows] = delta
         return result, hit
+
+    def press(self, x: Tensor, label: Tensor, rival: Tensor, reach: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """Climb the lead of ``rival`` within ``reach`` to the end; return the perturbations that led most, and their leads."""
+        row = torch.arange(len(x), device=x.device)
+        delta, z = torch.zeros_like(x), None
+        best, most = delta.clone(), x.new_full((len(x),), -math.inf)
+        for step in range(steps + 1):
+            z, y = self.slopes.outputs(x + delta, z)
+            lead = y[row, rival] - y[row, label]
+            better = lead > most
+            best[better], most[better] = delta[better], lead[better]
+            uphill = normalised(self.slopes.gradient(self._slope(z, rival, label)))
+            size = 0.5 * (1 + math.cos(math.pi * step / steps))
+            delta = self.inside(x, delta + uphill * (size * reach)[:, None], reach)
+        return best, most
 
     def walk(self, x: Tensor, label: Tensor, rivals: Tensor, steps: int) -> Tensor:
         """Step to the linearised boundary to each of several rivals; return the smallest perturbations that changed a label.
@@ -277,7 +334,7 @@ class _Walker:
             best[better], shortest[better] = delta[better], size[better]
             slope = self._slope(z, rival, label)
             steepness = self.slopes.lengths(slope)
-            uphill = normalised(slope @ self.slopes.first)
+            uphill = normalised(self.slopes.gradient(slope))
             # the hyperplane {d : lead + steepness uphill^T (d - delta) = 0}, and a thousandth of the step beyond it
             lead = y[row, rival] - y[row, label]
             along = torch.where(steepness > 0, -lead / steepness, 0.0)
@@ -313,18 +370,28 @@ def _confirmed(walker: _Walker, x: Tensor, found: Tensor, label: Tensor, reach: 
     return Attack(success, torch.where(success[:, None], found, x), torch.where(success, distance, math.inf))
 
 
-def _chunks(net: LRRN, n: int, device: torch.device) -> Iterator[Tensor]:
+def _chunks(of: Surface, n: int) -> Iterator[Tensor]:
     """Yield row numbers in chunks whose Jacobians fit."""
-    size = max(1, CHUNK_NUMBERS // max(net.sizes[-1] * sum(net.sizes[1:]), 3 * net.sizes[0]))
-    yield from torch.arange(n, device=device).split(size)
+    size = max(1, CHUNK_NUMBERS // max(of.numbers, 3 * of.n_inputs))
+    yield from torch.arange(n, device=of.device).split(size)
 
 
-def _checked(net: LRRN, x: Tensor, label: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+def _checked_reach(eps: float | Tensor, x: Tensor) -> Tensor:
+    reach = torch.as_tensor(eps, dtype=torch.float64, device=x.device).expand(len(x))
+    if not bool((reach >= 0).all() and reach.isfinite().all()):
+        raise ValueError(f"eps must be finite and at least 0; got {eps}")
+    return reach
+
+
+def _checked(
+    net: nn.Module, x: Tensor, label: Tensor, clip: Clip | None
+) -> tuple[Surface, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """Check what is common to the attacks and bring it to the network's device."""
-    k = net.sizes[-1]
+    of = surface(net, x.shape[-1])
+    k = of.n_outputs
     if k < 2:
         raise ValueError("an attack changes which output is largest, and this network has one")
-    x = x.to(device=net.W[0].device, dtype=torch.float64)
+    x = x.to(device=of.device, dtype=torch.float64)
     label = torch.as_tensor(label)
     if label.dtype.is_floating_point or tuple(label.shape) != (len(x),):
         raise ValueError(f"label must hold {len(x)} output numbers; got {label.dtype} of shape {tuple(label.shape)}")
@@ -332,9 +399,9 @@ def _checked(net: LRRN, x: Tensor, label: Tensor, clip: Clip | None) -> tuple[Te
     if len(label) and not (0 <= int(label.min()) and int(label.max()) < k):
         raise ValueError(f"label must hold output numbers from 0 to {k - 1}; got {int(label.min())} to {int(label.max())}")
     if clip is None:
-        return x, label, None
+        return of, x, label, None
     lo, hi = (torch.as_tensor(end, dtype=torch.float64, device=x.device).expand(x.shape[1]) for end in clip)
     outside = ((x < lo) | (x > hi)).any(-1)
     if bool(outside.any()):
         raise ValueError(f"row {int(outside.nonzero()[0])} of x lies outside of clip; clip must hold the inputs themselves")
-    return x, label, (lo, hi)
+    return of, x, label, (lo, hi)

@@ -9,7 +9,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lrrn import verified
 from lrrn.network import LRRN
 from lrrn.qp import row_norms
 from lrrn.solution import Solution
@@ -66,7 +65,7 @@ class SolveErrors:
             never = torch.full_like(here, math.inf)
             return cls(here, never, math.inf, 1 + row_norms(features), math.inf)
         # |q(x + delta)| <= |q(x)| + growth |delta|, and the exact activations move by at most growth |delta| / mu
-        growth = energy.discounts[0] * (1 + energy.beta[0]) * verified.spectral_norm(energy.weights[0])
+        growth = energy.input_gain
         q = row_norms((energy.free(x) if y is None else energy.clamped(x, y)).q)
         z = row_norms(torch.cat(solution.activations[:n_unknown], dim=-1)) + here
         data = row_norms(x) if y is None else row_norms(x) + row_norms(y)

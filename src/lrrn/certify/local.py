@@ -8,7 +8,7 @@ conditions at x + u read, for every unit, in terms of what is known at x (its di
 and likewise at an upper bound. A label changes if the lead + c v reaches zero. The least |u|^2 for which that can happen is a
 quadratic programme with complementarity conditions. Its Lagrangian dual is concave: a lower bound for any multipliers, and the
 best ones are found by Newton's method with a barrier. What that finds is believed only after a verified factorisation has
-proven it. docs/theory.md has the argument.
+proven it. docs/theory/local-radii.md has the argument.
 """
 
 from __future__ import annotations

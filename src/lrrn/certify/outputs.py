@@ -40,6 +40,7 @@ class OutputConstants:
 
 
 _known: WeakKeyDictionary[LiftedEnergy, dict[tuple[str, str, float], Tensor]] = WeakKeyDictionary()
+_pairs: WeakKeyDictionary[LiftedEnergy, dict[tuple[str, float | None], OutputConstants]] = WeakKeyDictionary()
 
 
 def _multiplied(net: LRRN, what: str, method: str, rho: Tensor, seconds: float | None) -> Tensor:
@@ -83,7 +84,7 @@ def single_constants(net: LRRN, method: str = "auto", seconds: float | None = No
 
 
 def pair_constants(net: LRRN, method: str, seconds: float | None = None) -> OutputConstants:
-    """Return the constants of every difference of two outputs.
+    """Return the constants of every difference of two outputs; remembered as long as the parameters stay.
 
     Parameters
     ----------
@@ -94,6 +95,13 @@ def pair_constants(net: LRRN, method: str, seconds: float | None = None) -> Outp
     seconds : float, optional
         Budget of the optimisation, by default that of :meth:`LRRN.lipschitz`.
     """
+    known = _pairs.setdefault(net.energy_snapshot(torch.float64), {})
+    if (method, seconds) not in known:
+        known[method, seconds] = _pair_constants(net, method, seconds)
+    return known[method, seconds]
+
+
+def _pair_constants(net: LRRN, method: str, seconds: float | None) -> OutputConstants:
     whole = float((bounds.paper if method in ("paper", "pairwise") else bounds.spectral)(list(net.W), net.beta))
     energy = net.energy_snapshot(torch.float64)
     w, beta, free = energy.weights[-1], net.beta[-1], net.intervals[-1].is_free

@@ -117,7 +117,27 @@ def certify(
         raise ValueError("a certificate compares outputs, and this network has one; see output_interval for regression")
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
     x = x.to(torch.float64)
-    solution = net.infer(x, solver=solver, tol=tol, max_sweeps=max_sweeps)
+    return certify_solution(
+        net, x, net.infer(x, solver=solver, tol=tol, max_sweeps=max_sweeps), method, guarantee, seconds, tol
+    )
+
+
+def certify_solution(
+    net: LRRN, x: Tensor, solution: Solution, method: str, guarantee: str, seconds: float | None, tol: float
+) -> Certificate:
+    """Certify labels whose solve is at hand, so that several methods need not repeat it.
+
+    Parameters
+    ----------
+    net, x, method, guarantee, seconds, tol
+        As in :func:`certify`, but ``x`` in float64.
+    solution : Solution
+        Of :meth:`LRRN.infer` for this very ``x`` and ``tol``.
+
+    Returns
+    -------
+    Certificate
+    """
     constants = pair_constants(net, "multiplier" if method == "local" else method, seconds)
     errors = SolveErrors.of(net, x, solution, tol)
     y = solution.output

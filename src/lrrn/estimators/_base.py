@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 from torch import Tensor
 
+from lrrn import ranks
 from lrrn.bounds import LipschitzBound
 from lrrn.certify import energy_interval
 from lrrn.learning import Data, Objective, Settings, Trainer
@@ -20,6 +21,7 @@ from lrrn.learning.checkpoint import peek
 from lrrn.learning.objectives import FreeEnergy
 from lrrn.learning.trainer import Callback
 from lrrn.network import LRRN
+from lrrn.rows import mapped, release
 from lrrn.storage import to_dtype
 from lrrn.threads import blas_threads
 from lrrn.verified import EPS
@@ -50,6 +52,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     early_stopping: bool
     validation_fraction: float
     n_iter_no_change: int
+    shifts: int
     reuse_activations: bool
     tol: float | None
     max_sweeps: int
@@ -76,8 +79,18 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     # --- preparing ----------------------------------------------------------------------------------------------------
 
     def _features(self, X: ArrayLike) -> Array:
-        """Check X for inference on a fitted estimator."""
+        """Check X for inference on a fitted estimator; a memory map chunk by chunk, so that it need not fit into memory."""
         check_is_fitted(self, "network_")
+        if mapped(X) is None or np.ndim(X) != 2 or len(cast(Array, X)) == 0:
+            return self._checked(X)
+        rows = cast(Array, X)
+        for start in range(0, len(rows), self.chunk_rows_):
+            chunk = rows[start : start + self.chunk_rows_]
+            self._checked(chunk)
+            release(chunk)
+        return rows
+
+    def _checked(self, X: ArrayLike) -> Array:
         return cast(Array, validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
 
     def _begin(self, X: Array, n_outputs: int, beta: Any, output_constraint: Any) -> tuple[int, torch.device]:
@@ -85,7 +98,8 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         self._check_parameters()
         device = choose_device(self.device)
         self._optimizer_state = None
-        self._seed = seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        drawn = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self._seed = seed = ranks.current().on_main(lambda: drawn)
         self._fit_scaling(X)
         self.network_ = LRRN(
             (X.shape[1], *self.hidden_sizes, n_outputs) if n_outputs else (X.shape[1], *self.hidden_sizes),
@@ -137,6 +151,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
             "max_weight_norm": self.max_weight_norm,
             "tol": self.tol,
             "max_sweeps": self.max_sweeps,
+            "shifts": self.shifts,
             "reuse_activations": self.reuse_activations,
             "patience": self.n_iter_no_change if self.early_stopping else None,
             "seed": seed,
@@ -156,7 +171,8 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         options: dict[str, Any] = {"checkpoint": self.checkpoint, "log": self.log, "verbose": self.verbose > 0}
         options["callbacks"] = self.callbacks
         resume, history = self.resume, []
-        done = resume and self.checkpoint is not None and os.path.isfile(self.checkpoint) and peek(self.checkpoint) == "train"
+        path = self.checkpoint if resume else None
+        done = ranks.current().on_main(lambda: path is not None and os.path.isfile(path) and peek(path) == "train")
         if pretrain is not None and not done:
             first = Trainer(self.network_, FreeEnergy(), pretrain, stage="pretrain", **options)
             history = first.fit(Data(data.x), resume=resume)
@@ -182,13 +198,19 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     # --- inferring ----------------------------------------------------------------------------------------------------
 
+    @property
+    def chunk_rows_(self) -> int:
+        """How many samples are inferred at once. What comes out depends on it in the last bit, if at all."""
+        return max(1, CHUNK_UNITS // max(self.network_.sizes))
+
     def _chunks(self, X: Array) -> Iterator[Tensor]:
         """Yield rows of X as float64 tensors on the network's device, a chunk at a time."""
         device = self.network_.W[0].device
-        rows = max(1, CHUNK_UNITS // max(self.network_.sizes))
         with blas_threads(1):
-            for start in range(0, len(X), rows):
-                yield self._scaled(X[start : start + rows], torch.float64, device)
+            for start in range(0, len(X), self.chunk_rows_):
+                chunk = X[start : start + self.chunk_rows_]
+                yield self._scaled(chunk, torch.float64, device)
+                release(chunk)
 
     def _over_chunks(self, X: ArrayLike, work: Callable[[Tensor], Tensor]) -> Array:
         """Apply ``work`` to X chunk by chunk and join the results as a NumPy array."""

@@ -76,8 +76,9 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
     decoupled_weight_decay : float, default=0.0
         AdamW's, on all weights; needs optimizer="adamw".
-    margin, temperature : float, default=0.3 and 0.1
-        Of the margin objective: how far the right score should lead, and how soft the loss is.
+    margin, temperature : float or (float, float), default=0.3 and 0.1
+        Of the margin objective: how far the right score should lead, and how soft the loss is; a pair is where it begins and
+        where it ends.
     free_energy_weight : float, default=0.0001
         Weight of the free energy in the semi-supervised objective.
     self_training : float, default=1.0
@@ -100,6 +101,8 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         and return to the best.
     validation_fraction : float, default=0.1
     n_iter_no_change : int, default=10
+    shifts : int, default=0
+        For square images: move each by up to so many pixels each way, at random in every step.
     reuse_activations : bool, default=False
         Start solves from the previous epoch's activations.
     tol, max_sweeps
@@ -159,8 +162,8 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         epochs: int = 60,
         weight_decay: float = 5e-5,
         decoupled_weight_decay: float = 0.0,
-        margin: float = 0.3,
-        temperature: float = 0.1,
+        margin: float | tuple[float, float] = 0.3,
+        temperature: float | tuple[float, float] = 0.1,
         free_energy_weight: float = 0.0001,
         self_training: float = 1.0,
         confidence: float = 0.3,
@@ -172,6 +175,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
+        shifts: int = 0,
         reuse_activations: bool = False,
         tol: float | None = None,
         max_sweeps: int = 1000,
@@ -210,6 +214,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
+        self.shifts = shifts
         self.reuse_activations = reuse_activations
         self.tol = tol
         self.max_sweeps = max_sweeps
@@ -415,12 +420,12 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         -------
         array of shape (n_samples, n_classes)
         """
-        temperature = self.temperature if self.objective == "margin" else 1.0
+        temperature = float(np.ravel(self.temperature)[-1]) if self.objective == "margin" else 1.0
         return self._over_chunks(X, lambda x: (self._scores(x) / temperature).softmax(-1))
 
     # --- certifying ---------------------------------------------------------------------------------------------------
 
-    def certified_radius(self, X: ArrayLike, method: str = "auto") -> Array:
+    def certified_radius(self, X: ArrayLike, method: str = "auto", seconds: float | None = None) -> Array:
         """Return the radius, in the units of X, within which the predicted label of each sample is proven not to change.
 
         It holds for the labels :meth:`predict` computes, solver error and rounding included.
@@ -430,6 +435,8 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         X : array of shape (n_samples, n_features)
         method : {"auto", "paper", "pairwise", "spectral", "multiplier", "local"}, default="auto"
             As in :func:`lrrn.certify`; labels predicted by class energies are certified by those.
+        seconds : float, optional
+            Budget for the constants that all samples share, as in :func:`lrrn.certify`.
 
         Returns
         -------
@@ -443,7 +450,11 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
             return self._over_chunks(
                 X, lambda x: self._radius_in(certify_energies(self.network_, x, max_sweeps=sweeps).radius, x)
             )
-        return self._over_chunks(X, lambda x: self._radius_in(certify(self.network_, x, method, max_sweeps=sweeps).radius, x))
+
+        def radius(x: Tensor) -> Tensor:
+            return self._radius_in(certify(self.network_, x, method, seconds=seconds, max_sweeps=sweeps).radius, x)
+
+        return self._over_chunks(X, radius)
 
     def certified_score(self, X: ArrayLike, y: ArrayLike, eps: float, method: str = "auto") -> float:
         """Return the share of samples that are classified correctly under every perturbation of Euclidean norm ``eps``.

@@ -57,6 +57,8 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         return to the best.
     validation_fraction : float, default=0.1
     n_iter_no_change : int, default=10
+    shifts : int, default=0
+        For square images: move each by up to so many pixels each way, at random in every step.
     reuse_activations : bool, default=False
         Start solves from the previous epoch's activations.
     tol, max_sweeps
@@ -122,6 +124,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
+        shifts: int = 0,
         reuse_activations: bool = False,
         tol: float | None = None,
         max_sweeps: int = 1000,
@@ -152,6 +155,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
+        self.shifts = shifts
         self.reuse_activations = reuse_activations
         self.tol = tol
         self.max_sweeps = max_sweeps
@@ -285,11 +289,6 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         net = self.network_
         if codes.shape[1] != net.sizes[-1]:
             raise ValueError(f"Z must have {net.sizes[-1]} columns, as many as transform returns; got {codes.shape[1]}")
-        below = torch.as_tensor(np.require(codes, requirements=["C", "W"])).to(device=net.W[0].device, dtype=torch.float64)
-        energy = net.energy_snapshot(torch.float64)
-        for k in reversed(range(energy.n_layers)):
-            c = energy.c[k]
-            below = below @ energy.weights[k] - (0.0 if c is None else c)
-            if k > 0:
-                below = below.clamp(energy.intervals[k - 1].lo, energy.intervals[k - 1].hi)
+        z = torch.as_tensor(np.require(codes, requirements=["C", "W"])).to(device=net.W[0].device, dtype=torch.float64)
+        below = net.energy_snapshot(torch.float64).reconstruct(z, len(net.W))
         return below.cpu().numpy() * self.scale_in_ + self.offset_in_

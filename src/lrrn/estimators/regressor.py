@@ -57,6 +57,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         return to the best.
     validation_fraction : float, default=0.1
     n_iter_no_change : int, default=10
+    shifts : int, default=0
+        For square images: move each by up to so many pixels each way, at random in every step.
     reuse_activations : bool, default=False
         Start solves from the previous epoch's activations.
     tol, max_sweeps
@@ -121,6 +123,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
+        shifts: int = 0,
         reuse_activations: bool = False,
         tol: float | None = None,
         max_sweeps: int = 1000,
@@ -151,6 +154,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
+        self.shifts = shifts
         self.reuse_activations = reuse_activations
         self.tol = tol
         self.max_sweeps = max_sweeps

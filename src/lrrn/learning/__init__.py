@@ -12,7 +12,8 @@ from lrrn.learning.objectives import (
     SemiSupervised,
     SquaredError,
 )
-from lrrn.learning.trainer import Data, Settings, Trainer
+from lrrn.learning.settings import Data, Settings
+from lrrn.learning.trainer import Trainer
 
 __all__ = [
     "Batch",

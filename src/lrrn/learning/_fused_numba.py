@@ -217,30 +217,47 @@ def _add_layer(
     above: Any,
     above_at: int,
     above_stride: int,
+    with_below: Any,
+    with_below_at: int,
+    with_below_stride: int,
+    with_above: Any,
+    with_above_at: int,
+    with_above_stride: int,
+    biased: bool,
+    d_biases: bool,
     weight: Any,
     sign: Any,
     out: Any,
 ) -> None:
-    """Add ``sign`` times the derivatives of one layer's energy, with rows of activations given, to ``out``."""
+    """Add ``sign`` times the derivatives of one layer's energy to ``out``: mismatches of some activations times some others.
+
+    The two are the same for a phase of its own. ``biased`` says whether the mismatches have the biases in them, ``d_biases``
+    whether their sums are derivatives of the biases.
+    """
     n = weight.shape[0]
     one = flat.dtype.type(1)
     rows = np.empty(n * max(d, d_in), flat.dtype)
+    b_in, c_in = (b_at, c_at) if biased else (np.int64(-1), np.int64(-1))
     for direction in range(2 if ab != 0 else 1):
         backwards = direction == 1
         _mismatch(
-            flat, w_at, b_at, c_at, d, d_in, backwards, below, below_at, below_stride, above, above_at, above_stride, n, rows
+            flat, w_at, b_in, c_in, d, d_in, backwards, below, below_at, below_stride, above, above_at, above_stride, n, rows
         )  # fmt: skip
         width, bias = (d_in, c_at) if backwards else (d, b_at)
         for i in range(n):
             factor = -sign * weight[i] * (ab if backwards else a)
             for j in range(width):
                 rows[i * width + j] *= factor
-                if bias >= 0:
+                if d_biases and bias >= 0:
                     out[bias + j] += rows[i * width + j]
         if backwards:
-            gemm(d, d_in, n, -one, above, above_at, above_stride, True, rows, 0, d_in, False, one, out, w_at, d_in)
+            gemm(
+                d, d_in, n, -one, with_above, with_above_at, with_above_stride, True, rows, 0, d_in, False, one, out, w_at, d_in
+            )  # fmt: skip
         else:
-            gemm(d, d_in, n, one, rows, 0, d, True, below, below_at, below_stride, False, one, out, w_at, d_in)
+            gemm(
+                d, d_in, n, one, rows, 0, d, True, with_below, with_below_at, with_below_stride, False, one, out, w_at, d_in
+            )  # fmt: skip
 
 
 @kernel
@@ -270,18 +287,21 @@ def _add_first_difference(
     n = weight.shape[0]
     one = flat.dtype.type(1)
     few = 2 * n < d
-    # rows: minus both times the weighted difference, then the phases' z_1, weighted
-    rows = np.empty((3 * n, d), flat.dtype)
+    # u^T u - v^T v as (u - v)^T u + v^T (u - v): the phases differ by little, and sums of what they share would cancel
+    # rows: minus both times the weighted difference, ab times it, ab times the weighted v, and the difference itself
+    rows = np.empty((4 * n, d), flat.dtype)
     total = np.zeros((1, d), flat.dtype)
     ups, downs = up.reshape(-1), down.reshape(-1)
     for i in range(n):
         scale = sign * weight[i]
         for j in range(d):
-            first, second = scale * ups[i * up_stride + j], scale * downs[i * down_stride + j]
-            rows[i, j] = -both * (first - second)
-            rows[n + i, j] = ab * first
-            rows[2 * n + i, j] = -ab * second
-            total[0, j] += first - second
+            second = downs[i * down_stride + j]
+            difference = ups[i * up_stride + j] - second
+            rows[i, j] = -both * (scale * difference)
+            rows[n + i, j] = ab * (scale * difference)
+            rows[2 * n + i, j] = ab * (scale * second)
+            rows[3 * n + i, j] = difference
+            total[0, j] += scale * difference
     if b_at >= 0:
         for j in range(d):
             out[b_at + j] -= a * total[0, j]
@@ -296,20 +316,76 @@ def _add_first_difference(
         for i in range(n):
             for j in range(d_in):
                 columns[i, j] = x[i, j]
-        for i in range(n, 3 * n):
-            for j in range(d_in):
-                columns[i, j] = -flat[c_at + j] if c_at >= 0 else 0
+                columns[n + i, j] = -flat[c_at + j] if c_at >= 0 else 0
+                columns[2 * n + i, j] = 0
         gemm(n, d_in, d, one, up, 0, up_stride, False, flat, w_at, d_in, False, one, columns, n * d_in, d_in)
-        gemm(n, d_in, d, one, down, 0, down_stride, False, flat, w_at, d_in, False, one, columns, 2 * n * d_in, d_in)
+        gemm(n, d_in, d, one, rows, 3 * n * d, d, False, flat, w_at, d_in, False, one, columns, 2 * n * d_in, d_in)
         gemm(d, d_in, 3 * n, one, rows, 0, d, True, columns, 0, d_in, False, one, out, w_at, d_in)
         return
     moments = np.zeros((d, d), flat.dtype)
     gemm(d, d, n, one, rows, n * d, d, True, up, 0, up_stride, False, one, moments, 0, d)
-    gemm(d, d, n, one, rows, 2 * n * d, d, True, down, 0, down_stride, False, one, moments, 0, d)
+    gemm(d, d, n, one, rows, 2 * n * d, d, True, rows, 3 * n * d, d, False, one, moments, 0, d)
     gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one, out, w_at, d_in)
     gemm(d, d_in, d, one, moments, 0, d, False, flat, w_at, d_in, False, one, out, w_at, d_in)
     if c_at >= 0:
         gemm(d, d_in, 1, -ab, total, 0, d, True, flat, c_at, d_in, False, one, out, w_at, d_in)
+
+
+@kernel
+def _add_later_differences(
+    flat: Any,
+    w_at: Any,
+    b_at: Any,
+    c_at: Any,
+    sizes: Any,
+    a: Any,
+    ab: Any,
+    eliminated: bool,
+    y: Any,
+    down: Any,
+    up: Any,
+    weight: Any,
+    sign: Any,
+    out: Any,
+) -> None:
+    """Add ``sign`` times the difference of the later layers' derivatives between the clamped phase and the free one.
+
+    With mismatches R: R(u) u - R(v) v = R(u - v) u + R(v) (u - v), in which nothing large cancels.
+    """
+    n, n_layers = weight.shape[0], w_at.shape[0]
+    last, hidden, stride, zero = n_layers - 1, up.shape[1], down.shape[1], np.int64(0)
+    moved = np.empty((n, hidden), flat.dtype)
+    moved_last = np.empty((n, sizes[n_layers]), flat.dtype)
+    for i in range(n):
+        for j in range(hidden):
+            moved[i, j] = up[i, j] - down[i, j]
+        for j in range(sizes[n_layers]):
+            moved_last[i, j] = y[i, j] if eliminated else y[i, j] - down[i, hidden + j]
+    at = sizes[1]
+    for k in range(1, n_layers):
+        d, d_in = sizes[k + 1], sizes[k]
+        below = at - d_in
+        above, above_at, above_stride = (up, at, hidden) if k < last else (y, zero, d)
+        change, change_at, change_stride = (moved, at, hidden) if k < last else (moved_last, zero, d)
+        if k == last and eliminated:
+            # the free phase has no mismatch here
+            _add_layer(
+                flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k],
+                up, below, hidden, above, above_at, above_stride,
+                up, below, hidden, above, above_at, above_stride, True, True, weight, sign, out,
+            )  # fmt: skip
+        else:
+            _add_layer(
+                flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k],
+                moved, below, hidden, change, change_at, change_stride,
+                up, below, hidden, above, above_at, above_stride, False, True, weight, sign, out,
+            )  # fmt: skip
+            _add_layer(
+                flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k],
+                down, below, stride, down, at, stride,
+                moved, below, hidden, change, change_at, change_stride, True, False, weight, sign, out,
+            )  # fmt: skip
+        at += d
 
 
 @kernel
@@ -419,6 +495,10 @@ def energy_step(
             flat, w_at[0], b_at[0], c_at[0], sizes[1], sizes[0], ab[0], both[0],
             x, z_clamped, hidden, z_free, z_free.shape[1], weight, sign_clamped, a[0], out,
         )  # fmt: skip
+        _add_later_differences(
+            flat, w_at, b_at, c_at, sizes, a, ab, eliminated, y, z_free, z_clamped, weight, sign_clamped, out
+        )  # fmt: skip
+        return True
     for phase in range(2):
         at_free = phase == 0
         if not (free if at_free else clamped):
@@ -430,10 +510,9 @@ def energy_step(
             below, below_at, below_stride = (x, np.int64(0), d_in) if k == 0 else (z, at - d_in, stride)
             above, above_at, above_stride = (z, at, stride) if at_free or k < last else (y, np.int64(0), d)
             at += d
-            if k == 0 and balanced:
-                continue
             _add_layer(
-                flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k], below, below_at, below_stride,
-                above, above_at, above_stride, weight, sign, out,
+                flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k],
+                below, below_at, below_stride, above, above_at, above_stride,
+                below, below_at, below_stride, above, above_at, above_stride, True, True, weight, sign, out,
             )  # fmt: skip
     return True

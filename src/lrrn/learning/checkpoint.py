@@ -31,6 +31,8 @@ class Position:
         Running sums of the present epoch.
     samples, sweeps, missed : int
         What the present epoch's solves reported so far.
+    captured_sweeps : int
+        Sweeps of the solves of captured steps.
     history : list of dict
         One record an epoch.
     best_score : float or None
@@ -47,6 +49,7 @@ class Position:
     samples: int = 0
     sweeps: int = 0
     missed: int = 0
+    captured_sweeps: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     best_score: float | None = None
     best_epoch: int = 0
@@ -154,7 +157,7 @@ def _position(path: str | os.PathLike[str], header: Any) -> Position:
         "history": isinstance(stored.get("history"), list),
         "best_score": stored.get("best_score", "") is None or type(stored.get("best_score")) in (int, float),
     }
-    for name in ("epoch", "step", "samples", "sweeps", "missed", "best_epoch"):
+    for name in ("epoch", "step", "samples", "sweeps", "missed", "captured_sweeps", "best_epoch"):
         fits[name] = type(stored.get(name)) is int and stored[name] >= 0
     for name in ("loss_sum", "weight_sum"):
         fits[name] = type(stored.get(name)) in (int, float)

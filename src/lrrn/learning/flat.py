@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from lrrn.network import LRRN
 
+REMARKS = 3
+"""Numbers that go along with the derivatives: the loss, whether to stop, whether to save."""
+
 
 @final
 class FlatParameters:
@@ -25,12 +28,18 @@ class FlatParameters:
     ----------
     vector, gradient : Tensor of shape (p,)
         Values and derivatives.
+    message : Tensor of shape (p + REMARKS,)
+        The derivatives and a few more numbers in one piece of memory, for ranks to add up in one go.
+    remarks : Tensor of shape (REMARKS,)
+        Those numbers.
     """
 
     def __init__(self, net: LRRN) -> None:
         self._parameters = [p for p in net.parameters() if isinstance(p, nn.Parameter)]
         self.vector = torch.cat([p.detach().reshape(-1) for p in self._parameters])
-        self.gradient = torch.zeros_like(self.vector)
+        n = len(self.vector)
+        self.message = self.vector.new_zeros(n + REMARKS)
+        self.gradient, self.remarks = self.message[:n], self.message[n:]
         self._n_weights = len(net.W)
 
     def weights(self) -> list[Tensor]:

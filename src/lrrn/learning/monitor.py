@@ -40,8 +40,13 @@ class SolveCounts:
             self.missed_phase = what
 
 
-@torch.no_grad()
 def weight_norms(net: LRRN, vectors: list[Tensor], iterations: int) -> list[float]:
+    """Return :func:`layer_norms` as numbers."""
+    return [float(norm) for norm in layer_norms(net, vectors, iterations)]
+
+
+@torch.no_grad()
+def layer_norms(net: LRRN, vectors: list[Tensor], iterations: int) -> list[Tensor]:
     """Estimate every layer's spectral norm by power iteration, from below; ``vectors`` are kept between calls.
 
     For monitoring and control only: a certificate never uses these.
@@ -52,7 +57,7 @@ def weight_norms(net: LRRN, vectors: list[Tensor], iterations: int) -> list[floa
             u = w @ v
             v.copy_(u @ w)
             v.div_(torch.linalg.vector_norm(v).clamp_(min=1e-30))
-        norms.append(float(torch.linalg.vector_norm(w @ v)))
+        norms.append(torch.linalg.vector_norm(w @ v))
     return norms
 
 

@@ -38,6 +38,8 @@ class Batch:
         Stacked activations of the free phase to start from.
     activations : Tensor of shape (n, dim) or None
         Set by the objective: the stacked activations of the free phase it found.
+    progress : float or Tensor of shape ()
+        How much of training is done, from 0 to 1.
     """
 
     x: Tensor
@@ -45,10 +47,16 @@ class Batch:
     label: Tensor | None = None
     start: Tensor | None = None
     activations: Tensor | None = field(default=None, repr=False)
+    progress: float | Tensor = 0.0
 
 
 class Objective(Protocol):
-    """A loss. It may also have a method ``project(net)``, called before training and after every step."""
+    """A loss.
+
+    It may also have a method ``project(net)``, called before training and after every step, and attributes: ``capturable``,
+    that neither of the two ever waits for a CUDA device, so that a graph can hold them; ``of_prediction``, that the loss
+    depends on the prediction alone, so that solves need not go further than a prediction's.
+    """
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Return the loss of each sample, of shape (n,), differentiable in the parameters."""
@@ -149,6 +157,7 @@ class FreeEnergy(EnergyObjective):
     """The paper's unsupervised loss (eq. unsupervised): E(z*(x); x)."""
 
     signs = (1.0, 0.0)
+    capturable = True
 
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
         """Infer the free phase."""
@@ -161,6 +170,7 @@ class ClassEnergy(EnergyObjective):
     """The paper's class-specific loss (eq. class_specific): E(zhat(x, y); x), predicted by the label of least energy."""
 
     signs = (0.0, 1.0)
+    capturable = True
 
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
         """Infer the clamped phase."""
@@ -176,6 +186,7 @@ class Contrastive(EnergyObjective):
     """The paper's supervised loss (eq. contrastive): E(zhat(x, y); x) - E(z*(x); x)."""
 
     signs = (-1.0, 1.0)
+    capturable = True
 
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
         """Infer the free phase, then the clamped phase from there."""
@@ -232,19 +243,23 @@ class Margin:
 
     Parameters
     ----------
-    margin : float, default=1.0
-        m, by how much the right score should lead.
-    temperature : float, default=0.25
-        T, how soft the loss is.
+    margin : float or (float, float), default=1.0
+        m, by how much the right score should lead; two numbers are where it begins and where it ends, growing evenly.
+    temperature : float or (float, float), default=0.25
+        T, how soft the loss is; likewise.
     """
 
-    margin: float = 1.0
-    temperature: float = 0.25
+    margin: float | tuple[float, float] = 1.0
+    temperature: float | tuple[float, float] = 0.25
+
+    capturable: ClassVar[bool] = True
+    of_prediction: ClassVar[bool] = True
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict through the implicit gradient and return the loss."""
-        scores = _scores(net, batch) - self.margin * _needed(batch.target)
-        return self.temperature * functional.cross_entropy(scores / self.temperature, _needed(batch.label), reduction="none")
+        margin, temperature = _at(self.margin, batch.progress), _at(self.temperature, batch.progress)
+        scores = _scores(net, batch) - margin * _needed(batch.target)
+        return temperature * functional.cross_entropy(scores / temperature, _needed(batch.label), reduction="none")
 
     @torch.no_grad()
     def project(self, net: LRRN) -> None:
@@ -257,6 +272,8 @@ class Margin:
 class CrossEntropy:
     """Cross-entropy of the scores, through the implicit gradient."""
 
+    capturable = of_prediction = True
+
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict and return the loss."""
         return functional.cross_entropy(_scores(net, batch), _needed(batch.label), reduction="none")
@@ -266,9 +283,19 @@ class CrossEntropy:
 class SquaredError:
     """Half the squared distance of the prediction from the target, through the implicit gradient."""
 
+    capturable = of_prediction = True
+
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict and return the loss."""
         return 0.5 * (_scores(net, batch) - _needed(batch.target)).square().sum(-1)
+
+
+def _at(value: float | tuple[float, float], progress: float | Tensor) -> float | Tensor:
+    """Return a number, or what lies between two of them that far along."""
+    if isinstance(value, tuple):
+        begin, end = value
+        return begin + (end - begin) * progress
+    return value
 
 
 def _scores(net: LRRN, batch: Batch) -> Tensor:
@@ -310,8 +337,8 @@ def _constant(energy: LiftedEnergy, target: Tensor) -> Tensor:
     if beta:
         constant += 0.5 * a * beta * (target @ w if c is None else target @ w - c).square().sum(-1)
     if not energy.eliminated:
-        constant -= 0.5 * a * (0.0 if b is None else float(b.square().sum()))
-        constant -= 0.5 * a * beta * (0.0 if c is None else float(c.square().sum()))
+        constant -= 0.5 * a * (0.0 if b is None else b.square().sum())
+        constant -= 0.5 * a * beta * (0.0 if c is None else c.square().sum())
     return constant
 
 

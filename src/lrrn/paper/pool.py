@@ -1,4 +1,4 @@
-"""Carrying out many runs: several processes, one run each, progress, and a clean stop."""
+"""Carrying out many runs, of the paper's tables or of the record: several processes, one run each, progress, a clean stop."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -23,29 +23,78 @@ POLL = 0.2
 """Seconds between looks at the processes."""
 
 
-def carry_out(runs: Sequence[Run], work: Path, jobs: int, root: Path | None, device: str, download: bool) -> dict[Run, str]:
-    """Carry out what has no result yet, ``jobs`` runs at a time, each in a process and on a thread of its own.
+class Task(Protocol):
+    """What a pool knows of a run."""
 
-    On Ctrl-C every process is told to stop; it leaves a checkpoint, and the next call continues there.
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+
+    @property
+    def epochs(self) -> int:
+        """How many lines its log will have."""
+
+
+T = TypeVar("T", bound=Task)
+
+
+def carry_out(runs: Sequence[Run], work: Path, jobs: int, root: Path | None, device: str, download: bool) -> dict[Run, str]:
+    """Carry out the paper's runs that have no result yet, the longest first, so that none of them is left over at the end.
 
     Returns
     -------
     dict of Run to str
         Runs that failed, and why.
     """
-    waiting = [run for run in dict.fromkeys(runs) if finished(run, work / run.name) is None]
-    # the longest first, so that none of them is left over at the end
-    waiting.sort(key=lambda run: -_cost(run))
-    under_way: dict[Run, BaseProcess] = {}
-    failed: dict[Run, str] = {}
+    ordered = sorted(dict.fromkeys(runs), key=lambda run: -_cost(run))
+    return in_processes(
+        ordered, work, jobs, execute, (root, device, download), lambda run, folder: finished(run, folder) is not None
+    )
+
+
+def in_processes(
+    runs: Sequence[T],
+    work: Path,
+    jobs: int,
+    execute: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    is_finished: Callable[[T, Path], bool],
+    one_thread: bool = True,
+) -> dict[T, str]:
+    """Carry out what is not finished, ``jobs`` runs at a time, each in a process of its own.
+
+    On Ctrl-C every process is told to stop; it leaves a checkpoint, and the next call continues there.
+
+    Parameters
+    ----------
+    runs : sequence of Task
+    work : Path
+        Where each has its folder.
+    jobs : int
+    execute : callable
+        Called in the process with the run, its folder and ``arguments``; must be importable there.
+    arguments : tuple
+    is_finished : callable
+        Of a run and its folder.
+    one_thread : bool, default=True
+        Whether each process is held to one thread.
+
+    Returns
+    -------
+    dict of Task to str
+        Runs that failed, and why.
+    """
+    waiting = [run for run in runs if not is_finished(run, work / run.name)]
+    under_way: dict[T, BaseProcess] = {}
+    failed: dict[T, str] = {}
     context = multiprocessing.get_context("spawn")
-    with _Display(len(waiting)) as display, _one_thread_each():
+    with _Display(len(waiting)) as display, _one_thread_each() if one_thread else nullcontext():
         try:
             while waiting or under_way:
                 while waiting and len(under_way) < jobs:
                     run = waiting.pop(0)
                     folder = work / run.name
-                    child = context.Process(target=_child, args=(run, folder, root, device, download), name=run.name)
+                    child = context.Process(target=_child, args=(execute, run, folder, *arguments), name=run.name)
                     child.start()
                     under_way[run] = child
                     display.begin(run, folder)
@@ -54,9 +103,9 @@ def carry_out(runs: Sequence[Run], work: Path, jobs: int, root: Path | None, dev
                 for run in [run for run, process in under_way.items() if process.exitcode is not None]:
                     process = under_way.pop(run)
                     process.join()
-                    if finished(run, work / run.name) is None:
+                    if process.exitcode:
                         failed[run] = _reason(work / run.name, process.exitcode)
-                    display.end(run, failed.get(run))
+                    display.end(run, failed.get(run), is_finished(run, work / run.name))
         except KeyboardInterrupt:
             for process in under_way.values():
                 if process.pid is not None and process.is_alive():
@@ -74,9 +123,9 @@ def _cost(run: Run) -> float:
     return images * an_epoch * run.epochs + 0.5 * run.closely
 
 
-def _child(run: Run, folder: Path, root: Path | None, device: str, download: bool) -> None:
+def _child(execute: Callable[..., Any], run: Task, folder: Path, *arguments: Any) -> None:
     try:
-        execute(run, folder, root, device, download)
+        execute(run, folder, *arguments)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
@@ -116,12 +165,12 @@ class _Display:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
         self._bars = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._all = self._bars.add_task("runs", total=total, note=f"of {total}")
-        self._tasks: dict[Run, Any] = {}
-        self._folders: dict[Run, Path] = {}
-        self._began: dict[Run, float] = {}
+        self._tasks: dict[Task, Any] = {}
+        self._folders: dict[Task, Path] = {}
+        self._began: dict[Task, float] = {}
         self._done, self._total = 0, total
 
-    def begin(self, run: Run, folder: Path) -> None:
+    def begin(self, run: Task, folder: Path) -> None:
         self._tasks[run] = self._bars.add_task(run.name, total=run.epochs, note="beginning")
         self._folders[run], self._began[run] = folder, time.monotonic()
 
@@ -134,13 +183,14 @@ class _Display:
             note = f"epoch {epochs} of {run.epochs}" if epochs < run.epochs else "measuring"
             self._bars.update(self._tasks[run], completed=epochs, note=note)
 
-    def end(self, run: Run, failure: str | None) -> None:
+    def end(self, run: Task, failure: str | None, is_finished: bool) -> None:
         self._done += 1
         del self._folders[run]
         self._bars.remove_task(self._tasks.pop(run))
         self._bars.advance(self._all)
         seconds = time.monotonic() - self._began[run]
-        outcome = f"done in {seconds:.0f} s" if failure is None else f"failed: {failure}"
+        outcome = f"done in {seconds:.0f} s" if is_finished else f"stopped after {seconds:.0f} s"
+        outcome = outcome if failure is None else f"failed: {failure}"
         self._console.print(f"{self._done}/{self._total} {run.name}: {outcome}", highlight=False)
 
     def __enter__(self) -> _Display:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lrrn.paper.sections import COLUMNS, MET, MISSED, NOT_RUN, Section
+from lrrn.paper.sections import MET, MISSED, NOT_RUN, Section
 from lrrn.report import Page
 from lrrn.storage import write_bytes
 
@@ -19,18 +19,18 @@ def summary(sections: Sequence[Section]) -> str:
     return f"Targets: {counts[MET]} met, {counts[MISSED]} missed, {counts[NOT_RUN]} not run."
 
 
-def write(folder: Path, sections: Sequence[Section], preface: Sequence[str]) -> None:
+def write(folder: Path, sections: Sequence[Section], preface: Sequence[str], title: str = TITLE) -> None:
     """Write ``report.md``, ``report.html`` and the figures into a folder."""
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for section in sections:
         for figure in section.figures:
             write_bytes(folder / "figures" / figure.file, figure.content)
-    write_bytes(folder / "report.md", _markdown(sections, preface).encode())
-    write_bytes(folder / "report.html", _page(sections, preface).encode())
+    write_bytes(folder / "report.md", _markdown(sections, preface, title).encode())
+    write_bytes(folder / "report.html", _page(sections, preface, title).encode())
 
 
-def _markdown(sections: Sequence[Section], preface: Sequence[str]) -> str:
-    lines = [f"# {TITLE}", ""]
+def _markdown(sections: Sequence[Section], preface: Sequence[str], title: str) -> str:
+    lines = [f"# {title}", ""]
     for text in [*preface, summary(sections)]:
         lines += [text, ""]
     for section in sections:
@@ -38,7 +38,7 @@ def _markdown(sections: Sequence[Section], preface: Sequence[str]) -> str:
         for text in section.text:
             lines += [text, ""]
         if section.comparisons:
-            lines += [*_table(COLUMNS, [comparison.cells() for comparison in section.comparisons]), ""]
+            lines += [*_table(section.columns, [comparison.cells() for comparison in section.comparisons]), ""]
         for remark in section.remarks():
             lines += [remark, ""]
         for caption, columns, rows in section.tables:
@@ -58,8 +58,8 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _page(sections: Sequence[Section], preface: Sequence[str]) -> str:
-    page = Page(TITLE)
+def _page(sections: Sequence[Section], preface: Sequence[str], title: str) -> str:
+    page = Page(title)
     for text in [*preface, summary(sections)]:
         page.text(text)
     for section in sections:
@@ -67,7 +67,7 @@ def _page(sections: Sequence[Section], preface: Sequence[str]) -> str:
         for text in section.text:
             page.text(text)
         if section.comparisons:
-            page.table(COLUMNS, [comparison.cells() for comparison in section.comparisons])
+            page.table(section.columns, [comparison.cells() for comparison in section.comparisons])
         for remark in section.remarks():
             page.text(remark)
         for caption, columns, rows in section.tables:

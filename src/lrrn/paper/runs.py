@@ -129,15 +129,25 @@ class Run:
 
 def training_data(run: Run, root: Path | None, download: bool) -> tuple[Array, Array]:
     """Load what a run learns from."""
-    name, split = ("kmnist", "train_7011") if run.data == "kmnist_7011" else (run.data, "train")
-    X, y = datasets.load(name, split, root, download=download)
+    X, y = load_training(run.data, root, download)
     return X[: run.scale.samples], y[: run.scale.samples]
 
 
 def test_data(name: str, scale: Scale, root: Path | None, download: bool) -> tuple[Array, Array]:
     """Load the test images that go with a training set."""
-    X, y = datasets.load("kmnist" if name == "kmnist_7011" else name, "test", root, download=download)
+    X, y = load_test(name, root, download)
     return X[: scale.tests], y[: scale.tests]
+
+
+def load_training(data: str, root: Path | None, download: bool) -> tuple[Array, Array]:
+    """Load all training images of a key of ``DATA``."""
+    name, split = ("kmnist", "train_7011") if data == "kmnist_7011" else (data, "train")
+    return datasets.load(name, split, root, download=download)
+
+
+def load_test(data: str, root: Path | None, download: bool) -> tuple[Array, Array]:
+    """Load all test images that go with a key of ``DATA``."""
+    return datasets.load("kmnist" if data == "kmnist_7011" else data, "test", root, download=download)
 
 
 def execute(run: Run, folder: Path, root: Path | None, device: str = "cpu", download: bool = False) -> dict[str, Any]:
@@ -184,6 +194,15 @@ def execute(run: Run, folder: Path, root: Path | None, device: str = "cpu", down
     }
     write_bytes(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     return result
+
+
+def undisturbed(folder: Path) -> float | None:
+    """Return the seconds that training takes at the pace of its fastest tenth of epochs, when nothing else slows it down."""
+    path = folder / "log.jsonl"
+    if not path.is_file():
+        return None
+    seconds = [json.loads(line)["seconds"] for line in path.read_text().splitlines()]
+    return float(np.quantile(seconds, 0.1)) * len(seconds) if seconds else None
 
 
 KEPT = ("stage", "epoch", "loss", "test_accuracy", "sweeps", "condition_number", "weight_norms")

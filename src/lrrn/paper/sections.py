@@ -32,6 +32,8 @@ class Comparison:
         How to print figures.
     note : str
         Why nothing was run, or why a target was missed where that is known; shown only then.
+    is_share : bool
+        Whether ``below`` and the difference are shares, shown in points.
     """
 
     row: str
@@ -42,6 +44,7 @@ class Comparison:
     below: float | None = None
     form: str = "{:.3f}"
     note: str = ""
+    is_share: bool = True
 
     @property
     def difference(self) -> float | None:
@@ -73,6 +76,7 @@ class Comparison:
         gap, difference = self.difference, "-"
         if gap is not None:
             difference = f"{100 * gap:+.2f} points" if self.below is not None else f"{100 * gap:+.1f} %"
+            difference = difference if self.is_share or self.below is None else f"{gap:+.3f}"
         return [self.row, self.quantity, paper, ours, spread, difference, self.verdict]
 
 
@@ -96,6 +100,7 @@ class Section:
 
     title: str
     text: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=lambda: list(COLUMNS))
     comparisons: list[Comparison] = field(default_factory=list)
     tables: list[tuple[str, list[str], list[list[str]]]] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)

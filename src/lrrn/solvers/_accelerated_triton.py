@@ -1,6 +1,6 @@
-"""The kernel of :mod:`lrrn.solvers.accelerated` on a GPU: a tile of samples stays on chip from its start to its answer.
+"""The kernels of :mod:`lrrn.solvers._half_precision`.
 
-Arrays in, arrays out. Units are scaled so that the Hessian A has a unit diagonal; its width is padded to a power of two.
+Arrays in, arrays out. Units are scaled so that the Hessian A has a unit diagonal.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ def sweep(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Improve z by rounds of accelerated projected gradient steps on its correction, in half precision.
+    """Improve z by rounds of accelerated projected gradient steps on its correction; a tile of samples stays on chip.
 
     A round computes the gradient A z - q from halves (A and z are each the sum of two, and three of the four products count),
     scales the correction to the size of a projected step, and takes ``steps`` steps e <- clip(y M + c), M = I - A / L, with a
     constant momentum. ``unit_ptr`` holds diag(H)^-1/2, ``high_ptr`` and ``low_ptr`` the halves of A, ``move_ptr`` M, and
-    ``rates_ptr`` 1 / L and the momentum. A sample whose correction is not finite keeps what it had.
+    ``rates_ptr`` 1 / L and the momentum. The width is padded to a power of two. A sample whose correction is not finite keeps
+    what it had.
     """
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     units = tl.arange(0, WIDTH)
@@ -79,3 +80,66 @@ def sweep(
     out = tl.minimum(tl.maximum(z * unit, floor), ceiling)
     out = tl.where(z <= lo, floor, tl.where(z >= hi, ceiling, out))
     tl.store(z_ptr + place, out, mask=inside)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def relax(product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, dim, WIDTH: tl.constexpr):
+    """Finish a step for one sample, given y A / L for its point y ahead: e <- clip(y - y A / L + push), and momentum.
+
+    Momentum restarts where it points uphill. ``t_ptr`` holds its state, one number a sample.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    units = tl.arange(0, WIDTH)
+    inside = units < dim
+    place = row * dim + units
+    ahead = tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    product = tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    push = tl.load(push_ptr + place, mask=inside, other=0.0)
+    down = tl.load(down_ptr + place, mask=inside, other=0.0)
+    up = tl.load(up_ptr + place, mask=inside, other=0.0)
+    here = tl.load(here_ptr + place, mask=inside, other=0.0)
+    new = tl.minimum(tl.maximum(ahead - product + push, down), up)
+    move = new - here
+    uphill = tl.sum((ahead - new) * move) > 0
+    t = tl.load(t_ptr + row)
+    t_new = tl.where(uphill, 1.0, 0.5 * (1 + tl.sqrt(1 + 4 * t * t)))
+    weight = tl.where(uphill, 0.0, (t - 1) / t_new)
+    # half precision ends at 65,504, and a point ahead may be anywhere
+    next = tl.minimum(tl.maximum(new + weight * move, -3e4), 3e4)
+    tl.store(here_ptr + place, new, mask=inside)
+    tl.store(ahead_ptr + place, next.to(tl.float16), mask=inside)
+    tl.store(t_ptr + row, t_new)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def conjugate(product_ptr, half_ptr, direction_ptr, left_ptr, moved_ptr, mask_ptr, state_ptr, dim, WIDTH: tl.constexpr):
+    """Take a step of conjugate gradients for one sample, given A / L times its direction in half precision.
+
+    ``state_ptr`` holds two numbers a sample: the squared norm of what is left of the right-hand side, and what the direction
+    was divided by to become its half-precision copy.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    units = tl.arange(0, WIDTH)
+    inside = units < dim
+    place = row * dim + units
+    free = tl.load(mask_ptr + place, mask=inside, other=0) != 0
+    before = tl.load(state_ptr + 2 * row)
+    shrink = tl.load(state_ptr + 2 * row + 1)
+    image = tl.where(free, tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32) * shrink, 0.0)
+    direction = tl.load(direction_ptr + place, mask=inside, other=0.0)
+    left = tl.load(left_ptr + place, mask=inside, other=0.0)
+    moved = tl.load(moved_ptr + place, mask=inside, other=0.0)
+    curvature = tl.sum(direction * image)
+    step = tl.where(curvature > 0, before / tl.where(curvature > 0, curvature, 1.0), 0.0)
+    moved += step * direction
+    left -= step * image
+    after = tl.sum(left * left)
+    direction = left + tl.where(before > 0, after / tl.where(before > 0, before, 1.0), 0.0) * direction
+    largest = tl.max(tl.abs(direction))
+    shrink = tl.where(largest > 0, largest, 1.0)
+    tl.store(moved_ptr + place, moved, mask=inside)
+    tl.store(left_ptr + place, left, mask=inside)
+    tl.store(direction_ptr + place, direction, mask=inside)
+    tl.store(half_ptr + place, (direction / shrink).to(tl.float16), mask=inside)
+    tl.store(state_ptr + 2 * row, after)
+    tl.store(state_ptr + 2 * row + 1, shrink)

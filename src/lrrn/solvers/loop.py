@@ -13,6 +13,9 @@ from lrrn.solvers.base import SOLVERS, Solver, Stepper
 
 logger = logging.getLogger("lrrn.solvers")
 
+DIGITS, LONGEST = 2.5, 24
+"""What a round of half-precision sweeps is counted on to gain in a well conditioned problem, and its most sweeps."""
+
 
 @torch.no_grad()
 def solve(
@@ -63,6 +66,41 @@ def solve(
         if not run.through(stage, following):
             break
     return run.result()
+
+
+@torch.no_grad()
+def solve_fixed(qp: BoxQP, sweeps: int, *, tol: float, aim: float, start: Tensor | None = None) -> QPSolution:
+    """Solve by a fixed number of accelerated sweeps without ever waiting for the device, as a CUDA graph asks for.
+
+    Parameters
+    ----------
+    qp : BoxQP
+        The problems.
+    sweeps : int
+        How many in all.
+    tol : float
+        As in :func:`solve`; what misses it is flagged.
+    aim : float
+        Relative residual hoped for: sweeps in half precision gain three digits at best before it must be recomputed.
+    start : Tensor of shape (n, dim), optional
+
+    Returns
+    -------
+    QPSolution
+        As from :func:`solve`.
+    """
+    z = _cold_start(qp) if start is None else qp.project(start.to(qp.q)).contiguous()
+    stepper = SOLVERS["accelerated"].begin(qp)
+    must = tol * qp.scale
+    gradient, residual = stepper.check(qp, z)
+    spent = torch.zeros_like(residual, dtype=torch.int64)
+    rounds = max(math.ceil(-math.log10(aim) / DIGITS), -(-sweeps // LONGEST), 1)
+    for k in range(rounds):
+        spent += stepper.advance(qp, z, gradient, max(1, (sweeps * (k + 1)) // rounds - (sweeps * k) // rounds), must)
+        gradient, residual = stepper.check(qp, z)
+    status = (~(residual <= must)).to(torch.int64)  # CONVERGED is 0, MAX_SWEEPS is 1
+    status.masked_fill_(~residual.isfinite(), int(Status.NON_FINITE))
+    return QPSolution(z, gradient, residual, spent, status, ("accelerated",))
 
 
 def plan(solver: str, qp: BoxQP) -> list[Solver]:

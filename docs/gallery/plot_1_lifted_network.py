@@ -1,0 +1,75 @@
+r"""
+The lifted network
+==================
+
+An ordinary network computes its layers one after the other. A *lifted* network has all of them as unknowns, and an energy that
+says how well they fit together. Between two neighbouring layers there are two springs. One pulls the layer above towards what
+the layer below predicts, :math:`z_{k+1} \approx W_k z_k + b_k`: it regresses. The other pulls it towards activations that
+explain the layer below with the same weights, :math:`W_k^\top z_{k+1} \approx z_k + c_k`: it reconstructs. The prediction is
+the top layer when all springs have come to rest.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.patches import FancyArrowPatch
+
+from lrrn import LRRNClassifier, datasets
+
+X, y = datasets.load("digits", "train")
+X_test, y_test = datasets.load("digits", "test")
+clf = LRRNClassifier(hidden_sizes=(16, 12), epochs=20, random_state=0).fit(X, y)
+net = clf.network_
+
+# %%
+# Here are the layers of a trained network on one digit: the 64 pixels, two hidden layers of 16 and 12 units, and ten scores.
+# Arrows up are regressions, arrows down reconstructions; the output layer only regresses (:math:`\beta_2 = 0`).
+
+x = torch.tensor(X_test[:1], dtype=torch.float64)
+solution = net.infer(x)
+layers = [x[0].numpy(), *(z[0].numpy() for z in solution.activations)]
+
+figure, axis = plt.subplots(figsize=(9, 5))
+for height, values in enumerate(layers):
+    scale = max(abs(values).max(), 1e-9)
+    places = [(i - (len(values) - 1) / 2) * (7 / max(len(values), 12)) for i in range(len(values))]
+    axis.scatter(
+        places, [height] * len(values), c=values / scale, cmap="RdBu_r", vmin=-1, vmax=1, s=90, edgecolors="0.4", zorder=3
+    )
+names = ["$z_0 = x$", "$z_1$", "$z_2$", "$z_3$: scores"]
+for height, label in enumerate(names):
+    axis.text(-4.6, height, label, va="center", fontsize=12)
+for k, beta in enumerate(net.beta):
+    axis.add_patch(FancyArrowPatch((-0.3, k + 0.12), (-0.3, k + 0.88), arrowstyle="-|>", mutation_scale=18, color="tab:blue"))
+    axis.text(-0.45, k + 0.5, f"$W_{k} z_{k} + b_{k}$", ha="right", va="center", color="tab:blue")
+    if beta > 0:
+        down = FancyArrowPatch((0.3, k + 0.88), (0.3, k + 0.12), arrowstyle="-|>", mutation_scale=18, color="tab:red")
+        axis.add_patch(down)
+        axis.text(0.45, k + 0.5, f"$W_{k}^\\top z_{k + 1} - c_{k}$", ha="left", va="center", color="tab:red")
+axis.set(xlim=(-5, 4.5), ylim=(-0.4, 3.4))
+axis.set_axis_off()
+plt.show()
+
+# %%
+# Every spring stores energy, and what remains when they rest is the energy of the input. The regression of the output is at
+# rest entirely: nothing holds a free output back. The other springs are in a truce.
+
+terms = []
+below = x
+for k, above in enumerate(solution.activations):
+    W, b, c = (parameters[k].detach().double() for parameters in (net.W, net.b, net.c))
+    regression, reconstruction = above - below @ W.mT - b, above @ W - below - c
+    weight = net.gamma**k / 2
+    terms.append((f"layer {k}\nregresses", weight * float(regression.square().sum()), "tab:blue"))
+    terms.append((f"layer {k}\nreconstructs", weight * net.beta[k] * float(reconstruction.square().sum()), "tab:red"))
+    below = above
+
+figure, axis = plt.subplots(figsize=(7, 3))
+axis.bar([t[0] for t in terms], [t[1] for t in terms], color=[t[2] for t in terms])
+axis.set_ylabel("share of the energy")
+axis.set_title(f"energy {sum(t[1] for t in terms):.3f}, the same as {float(solution.energy):.3f} from the library")
+figure.tight_layout()
+plt.show()
+
+# %%
+# Two springs of one pair of layers are what bounds the Lipschitz constant: to follow the layer below too eagerly would make it
+# hard to explain. :doc:`/theory/lipschitz` turns that into a proof.

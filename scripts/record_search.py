@@ -1,0 +1,92 @@
+"""Try recipes of the certified-accuracy record on a validation split: five sixths of the training images, and the last sixth.
+
+The test images are not read. Each recipe is a JSON object of ``LRRNClassifier`` parameters on a line of a file; results are
+appended to another, a line each, and recipes that have one are not tried again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lrrn import LRRNClassifier, certify, datasets
+from lrrn.storage import write_bytes
+
+EPS = (0.1, 0.3, 0.5, 1.0, 1.58)
+COMMON: dict[str, Any] = {
+    "objective": "margin",
+    "gamma": 1.0,
+    "init": "uniform",
+    "optimizer": "adamw",
+    "schedule": "one_cycle",
+    "learning_rate": 2e-3,
+    "decoupled_weight_decay": 0.5,
+    "weight_decay": 0.0,
+    "batch_size": 256,
+    "margin": 2.2,
+    "temperature": 0.25,
+    "tol": 1e-3,
+    "random_state": 0,
+}
+
+
+def tried(recipe: dict[str, Any], data: str, device: str, method: str, seconds: float | None) -> dict[str, Any]:
+    X, y = datasets.load(data, "train", download=False)
+    cut = len(X) * 5 // 6
+    pairs = {key: tuple(value) if isinstance(value, list) else value for key, value in recipe.items()}
+    model = LRRNClassifier(**{**COMMON, **pairs}, device=device)
+    start = time.perf_counter()
+    model.fit(X[:cut], y[:cut])
+    training = time.perf_counter() - start
+    x = torch.as_tensor(X[cut:]).to(model.network_.W[0].device)
+    labels = torch.as_tensor(y[cut:]).to(x.device)
+    start = time.perf_counter()
+    certificate = certify(model.network_, x, method, seconds=seconds)
+    return {
+        "data": data,
+        "recipe": recipe,
+        "common": COMMON,
+        "training seconds": training,
+        "certifying seconds": time.perf_counter() - start,
+        "clean": certificate.certified_accuracy(labels, 0.0),
+        "certified": {f"{eps:g}": certificate.certified_accuracy(labels, eps) for eps in EPS},
+        "method": method,
+        "median radius": float(certificate.radius.median()),
+        "last epoch": model.history_[-1],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipes", type=Path)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--data", default="mnist")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--method", default="spectral")
+    parser.add_argument("--seconds", type=float)
+    args = parser.parse_args()
+    done = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.is_file() else []
+    for line in args.recipes.read_text().splitlines():
+        recipe = json.loads(line)
+        if any(result["recipe"] == recipe and result["data"] == args.data for result in done):
+            continue
+        result = tried(recipe, args.data, args.device, args.method, args.seconds)
+        done.append(result)
+        certified = "  ".join(f"{eps}: {100 * share:.2f}" for eps, share in result["certified"].items())
+        last = result["last epoch"]
+        print(
+            json.dumps(recipe),
+            f"\n  clean {100 * result['clean']:.2f}  {certified}  {result['training seconds']:.0f} s",
+            flush=True,
+        )
+        print(f"  sweeps {last['sweeps']:.0f}, kappa {last['condition_number']:.0f}, norms {last['weight_norms']}", flush=True)
+        write_bytes(args.results, "".join(json.dumps(record) + "\n" for record in done).encode())
+
+
+if __name__ == "__main__":
+    main()

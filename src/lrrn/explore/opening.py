@@ -1,0 +1,146 @@
+"""Opening a model: from a file, or small and trained on the spot; in memory, nothing is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrrn import datasets
+from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
+from lrrn.estimators._base import LiftedEstimator
+from lrrn.evaluation import KEPT_SAMPLES, energies_of, reference_of
+from lrrn.explore.session import Explorable, Session
+from lrrn.network import LRRN
+from lrrn.reference import Reference
+from lrrn.serialization import load, load_reference
+
+Array = NDArray[Any]
+EPOCHS = 30
+SMALLEST_SIDE = 5
+"""Features count as a square image from this side on; four numbers of a table are no image of two by two."""
+MOST_SAMPLES = 2000
+"""Samples of named data to make a reference of; more would keep people waiting."""
+
+
+@final
+@dataclass(frozen=True)
+class Opened:
+    """A session, and how to make a better reference for it when there is time."""
+
+    session: Session
+    refine: Callable[[], Reference] | None = None
+
+
+def open_file(
+    path: Path, device: str, image_shape: tuple[int, int] | None, data: tuple[str, Array, Array | None] | None
+) -> Opened:
+    """Open a saved classifier or energy model.
+
+    Parameters
+    ----------
+    path : Path
+    device : str
+    image_shape : (int, int), optional
+        Height and width; by default what the file says, or else a square.
+    data : (str, array, array or None), optional
+        Name, features and labels of samples to compare with, in place of what the file holds.
+
+    Returns
+    -------
+    Opened
+    """
+    model = load(path, device=device)
+    checked = _explorable(path, model)
+    reference = load_reference(path)
+    n = checked.n_features_in_
+    shape = image_shape or (reference.image_shape if reference is not None else None) or _square(path, n)
+    if math.prod(shape) != n:
+        raise ValueError(f"images of {shape[0]}x{shape[1]} have {math.prod(shape)} pixels and {path} takes {n} features")
+    if data is not None:
+        name, X, y = data
+        if X.shape[1] != n:
+            raise ValueError(f"{name} has {X.shape[1]} features and {path} was trained on {n}")
+        return _compared(checked, X, y, shape, name, KEPT_SAMPLES)
+    return Opened(Session(checked, shape, reference))
+
+
+def train_digits(seed: int, device: str, progress: Callable[[int, int], None]) -> Opened:
+    """Train a small classifier on scikit-learn's digits: some seconds, in memory.
+
+    A little free energy beside the contrastive loss costs next to no accuracy, and makes the energy tell strange inputs and the
+    layers reconstruct; without it they are not asked to.
+
+    Parameters
+    ----------
+    seed : int
+    device : str
+    progress : callable
+        Told how many epochs are done, and of how many.
+    """
+    X, y = datasets.load("digits", "train")
+
+    def tell(trainer: Any, record: dict[str, Any]) -> None:
+        progress(int(record["epoch"]), EPOCHS)
+
+    progress(0, EPOCHS)
+    model = LRRNClassifier(
+        objective="semi_supervised",
+        free_energy_weight=0.003,
+        epochs=EPOCHS,
+        random_state=seed,
+        device=device,
+        callbacks=(tell,),
+    ).fit(X, y)
+    X_test, y_test = datasets.load("digits", "test")
+    return _compared(model, X_test, y_test, (8, 8), "digits, held out", 4 * KEPT_SAMPLES, familiar=X)
+
+
+def _compared(
+    model: Explorable,
+    X: Array,
+    y: Array | None,
+    shape: tuple[int, int],
+    source: str,
+    keep: int,
+    familiar: Array | None = None,
+) -> Opened:
+    """Make a reference of samples, with radii by a method that takes no time; tighter ones are for later."""
+    energies = energies_of(model, X, shape, familiar)
+    if not isinstance(model, LRRNClassifier) or y is None:
+        return Opened(Session(model, shape, reference_of(model, X, y, shape, source, keep, None, None, energies)))
+    classifier, right = model, np.asarray(model.predict(X) == y)
+
+    def reference(method: str) -> Reference:
+        radii = np.where(right, classifier.certified_radius(X, method), 0.0)
+        return reference_of(classifier, X, y, shape, source, keep, float(np.mean(right)), radii, energies)
+
+    if model.objective == "class_energy":
+        return Opened(Session(model, shape, reference("auto")))
+    return Opened(Session(model, shape, reference("spectral")), lambda: reference("auto"))
+
+
+def _explorable(path: Path, model: LRRN | LiftedEstimator) -> Explorable:
+    if isinstance(model, LRRNClassifier | LRRNEnergyModel):
+        return model
+    if isinstance(model, LRRN):
+        raise ValueError(f"{path} holds a bare network; save a fitted classifier or energy model to explore it")
+    raise ValueError(
+        f"{path} holds a {type(model).__name__}, which predicts numbers from tables; the explorer shows classifiers and energy "
+        "models of images. See predict_interval, or lrrn evaluate, for what it is worth"
+    )
+
+
+def _square(path: Path, n_features: int) -> tuple[int, int]:
+    side = math.isqrt(n_features)
+    if side * side != n_features or side < SMALLEST_SIDE:
+        raise ValueError(
+            f"{path} takes {n_features} features, which make no square image; the explorer draws images. "
+            "If they are pixels, say how many rows and columns with --image HEIGHTxWIDTH"
+        )
+    return side, side

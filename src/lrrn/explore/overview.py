@@ -1,0 +1,112 @@
+"""What the page shows of a model before anything is drawn: structure, filters, held-out samples, curves and histograms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lrrn.estimators import LRRNClassifier
+from lrrn.evaluation import auroc
+from lrrn.explore.session import Session
+from lrrn.reference import Reference
+
+Array = NDArray[Any]
+SHOWN_FILTERS = 100
+"""Filters of a layer that are shown; the others look much the same."""
+BINS, POINTS = 48, 101
+NO_REFERENCE = (
+    "This file holds nothing of held-out samples to compare with, so grey values are taken to go from 0 to 1. Models saved by "
+    "lrrn train do; or name some data with --samples."
+)
+
+
+def describe(session: Session, name: str) -> dict[str, Any]:
+    """Describe a model, its filters and its reference.
+
+    Parameters
+    ----------
+    session : Session
+    name : str
+        What the model is called on the page.
+
+    Returns
+    -------
+    dict
+        Of what JSON can hold.
+    """
+    model, net = session.model, session.model.network_
+    classifier = isinstance(model, LRRNClassifier)
+    return {
+        "name": name,
+        "kind": "classifier" if classifier else "energy model",
+        "objective": model.objective if classifier else "free energy",
+        "classes": session.classes,
+        "shape": list(session.image_shape),
+        "sizes": list(net.sizes),
+        "beta": list(net.beta),
+        "gamma": net.gamma,
+        "constraints": [str(interval) for interval in net.intervals],
+        "obstacles": session.obstacles(),
+        "filters": filters(session),
+        "samples": samples(session),
+        "reference": NO_REFERENCE if session.reference is None else compared(session.reference),
+    }
+
+
+def filters(session: Session) -> list[dict[str, Any]]:
+    """Return the rows of W_k ... W_0, layer by layer: how each unit sees the image, constraints left aside.
+
+    Each filter is scaled to whole numbers from -100 to 100.
+    """
+    shown, product = [], None
+    for w in session.model.network_.W:
+        w = w.detach().cpu().to(torch.float64)
+        product = w if product is None else w @ product
+        rows = product[:SHOWN_FILTERS].numpy()
+        largest = np.abs(rows).max(axis=1, keepdims=True)
+        scaled = np.rint(100 * rows / np.where(largest > 0, largest, 1.0)).astype(int)
+        shown.append({"units": len(product), "images": scaled.tolist()})
+    return shown
+
+
+def samples(session: Session) -> list[dict[str, Any]]:
+    """Return the held-out samples to pick from, each with its label as a number or None."""
+    reference = session.reference
+    if reference is None:
+        return []
+    images = np.round((reference.samples - session.low) / (session.high - session.low), 4).clip(0.0, 1.0)
+    labels = [int(label) if label >= 0 else None for label in reference.labels]
+    return [{"pixels": image, "label": label} for image, label in zip(images.astype(float).tolist(), labels, strict=True)]
+
+
+def compared(reference: Reference) -> dict[str, Any]:
+    """Return the certified-accuracy curve and the histograms of energies."""
+    known = np.concatenate(list(reference.energies.values()))
+    top = max(float(np.quantile(known, 0.98)), float(np.max(reference.energies["samples"])))
+    edges = np.linspace(min(0.0, float(known.min())), top if top > 0 else 1.0, BINS + 1)
+    shares = {
+        # what lies beyond the last bin counts as in it
+        kind: (np.histogram(np.minimum(values, edges[-1]), edges)[0] / len(values)).round(5).tolist()
+        for kind, values in reference.energies.items()
+    }
+    familiar = reference.energies["samples"]
+    return {
+        "source": reference.source,
+        "score": reference.score,
+        "n": len(familiar) if reference.radii is None else len(reference.radii),
+        "curve": None if reference.radii is None else _curve(reference.radii, reference.score),
+        "energies": {"edges": edges.round(6).tolist(), "shares": shares},
+        "auroc": {kind: auroc(familiar, values) for kind, values in reference.energies.items() if kind != "samples"},
+    }
+
+
+def _curve(radii: Array, score: float | None) -> dict[str, Any]:
+    """Return certified accuracy over the norm of the perturbation, and the median radius."""
+    largest = float(radii.max(initial=0.0))
+    grid = np.linspace(0.0, largest * 1.02 if largest > 0 else 1.0, POINTS)
+    # at norm 0 it is the plain accuracy: a right label that is not certified counts
+    shares = [float(np.mean(radii > size)) if size > 0 or score is None else score for size in grid]
+    return {"norms": grid.round(6).tolist(), "shares": shares, "median": float(np.median(radii))}

@@ -1,0 +1,259 @@
+"""What the explorer computes: plain functions of a fitted model and one image; nothing here knows of browsers.
+
+Images come and go as lists of grey values in [0, 1], row by row; radii and norms are in the units of the model's features.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lrrn.certify import minimal_perturbation, strongest_perturbation
+from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
+from lrrn.qp import DEFAULT_TOL, row_norms
+from lrrn.reference import Reference
+from lrrn.solution import Solution
+from lrrn.threads import blas_threads
+
+Array = NDArray[Any]
+Explorable = LRRNClassifier | LRRNEnergyModel
+
+FAMILIAR, STRANGE = 0.9, 0.99
+"""Shares of the held-out samples with less energy up to which an input counts as familiar, and beyond which as strange."""
+NORMS = 41
+"""Norms at which an attack is shown, 0 included."""
+LOCAL_UNITS = 400
+"""Local radii are offered up to so many unknowns; beyond, a sample takes too long for somebody who waits."""
+BUDGET = 1.0
+"""Seconds for the constants that local radii begin from; they do not depend on them in the end."""
+
+
+@final
+class Session:
+    """A fitted model, ready to be asked about one image at a time.
+
+    Parameters
+    ----------
+    model : LRRNClassifier or LRRNEnergyModel
+    image_shape : (int, int)
+        Height and width.
+    reference : Reference, optional
+        Held-out samples to compare with.
+    """
+
+    def __init__(self, model: Explorable, image_shape: tuple[int, int], reference: Reference | None) -> None:
+        self.model, self.image_shape, self.reference = model, image_shape, reference
+        self.low, self.high = (0.0, 1.0) if reference is None else (reference.low, reference.high)
+        self._net = model.network_
+        self._energy = self._net.energy_snapshot(torch.float64)
+        # a solve that does not converge is shown on the page; a warning on the server's terminal would reach nobody
+        self._net.report = lambda solution, qp, tol, what: None
+        self._sorted = None if reference is None else np.sort(reference.energies["samples"])
+
+    # --- what the model can be asked ----------------------------------------------------------------------------------
+
+    @property
+    def n_pixels(self) -> int:
+        """How many values an image has."""
+        return math.prod(self.image_shape)
+
+    @property
+    def classes(self) -> list[str]:
+        """The labels as text; none for an energy model."""
+        return [str(label) for label in self.model.classes_] if isinstance(self.model, LRRNClassifier) else []
+
+    def obstacles(self) -> dict[str, str | None]:
+        """Say for each part of the page that a model may not have why it has not; None where it has."""
+        if isinstance(self.model, LRRNEnergyModel):
+            reason = "An energy model has no labels: it tells familiar inputs from strange ones."
+            return {"scores": reason, "attack": reason, "clamp": reason, "local": reason}
+        by_energy = self.model.objective == "class_energy"
+        attack = (
+            "This classifier predicts the label of least energy; the attacks follow network outputs." if by_energy else None
+        )
+        local = None
+        if by_energy:
+            local = "Labels of least energy have one certificate, made of those energies."
+        elif sum(self._energy.free_sizes) > LOCAL_UNITS:
+            local = f"With more than {LOCAL_UNITS} hidden units a local radius takes too long to wait for."
+        return {"scores": None, "attack": attack, "clamp": None, "local": local}
+
+    # --- one image ----------------------------------------------------------------------------------------------------
+
+    def analyse(self, pixels: Array) -> dict[str, Any]:
+        """Predict, certify, weigh and reconstruct an image: everything that is quick enough to follow a pen."""
+        X = self._features(pixels)
+        with blas_threads(1):
+            x = self._seen(X)
+            free = self._infer(x)
+            answer: dict[str, Any] = {
+                "solve": self._told(x, free),
+                "energy": self._weighed(float(free.energy[0])),
+                "activations": [_plain(z[0]) for z in free.activations],
+                "reconstructions": self._reconstructed(free),
+            }
+            if isinstance(self.model, LRRNClassifier):
+                by_energy = self.model.objective == "class_energy"
+                clamped = self._clamped_energies(x)
+                scores = -clamped if by_energy else free.output[0]
+                method = "auto" if by_energy else "spectral"
+                top = scores.topk(2)
+                answer |= {
+                    "scores": _plain(scores),
+                    "prediction": int(top.indices[0]),
+                    "margin": float(top.values[0] - top.values[1]),
+                    "radius": float(self.model.certified_radius(X, method)[0]),
+                    "gaps": _plain(clamped - free.energy[0], 6),
+                }
+            else:
+                answer["radius"] = float(self.model.certified_radius(X)[0])
+        return answer
+
+    def tighten(self, pixels: Array) -> dict[str, Any]:
+        """Certify the label of an image by the tightest method, which takes a fraction of a second."""
+        self._check("local")
+        model = self.model
+        assert isinstance(model, LRRNClassifier)
+        X = self._features(pixels)
+        # the looser radius is proven too, and the page has shown it already
+        radius = max(float(model.certified_radius(X, method, BUDGET)[0]) for method in ("spectral", "local"))
+        return {"radius": radius}
+
+    def clamp(self, pixels: Array, label: int) -> dict[str, Any]:
+        """Hold the output at a label: the energy that costs, and what it does to the layers below."""
+        self._check("clamp")
+        if not 0 <= label < len(self.classes):
+            raise ValueError(f"label should be a number from 0 to {len(self.classes) - 1}; got {label}")
+        with blas_threads(1):
+            x = self._seen(self._features(pixels))
+            free = self._infer(x)
+            target = x.new_zeros((1, len(self.classes)))
+            target[0, label] = 1
+            clamped = self._infer(x, target)
+        return {
+            "label": label,
+            "gap": float(clamped.energy[0] - free.energy[0]),
+            "energy": float(clamped.energy[0]),
+            "activations": [_plain(z[0]) for z in clamped.activations],
+            "reconstructions": self._reconstructed(clamped),
+            "free": self._reconstructed(free),
+        }
+
+    def attack(self, pixels: Array, keep: bool) -> dict[str, Any]:
+        """Attack an image at norms from 0 to well beyond the nearest change of label that is found.
+
+        Parameters
+        ----------
+        pixels : array of shape (n_pixels,)
+        keep : bool
+            Whether grey values have to stay within the range of the data; the certificate does not ask for that.
+        """
+        self._check("attack")
+        model, net = self.model, self._net
+        X = self._features(pixels)
+        box = (self._seen(np.full_like(X, self.low))[0], self._seen(np.full_like(X, self.high))[0]) if keep else None
+        with blas_threads(1):
+            x = self._seen(X)
+            label = self._infer(x).output.argmax(-1)
+            nearest = minimal_perturbation(net, x, label, clip=box)
+            distance = float(nearest.distance[0])
+            # where no change of label was found, as far as the image is from one that is all low
+            reach = 1.6 * distance if math.isfinite(distance) else float(row_norms(self._seen(X - X + self.low) - x)[0]) or 1.0
+            norms = torch.linspace(0.0, reach, NORMS, dtype=torch.float64, device=x.device)
+            found = strongest_perturbation(net, x.expand(NORMS, -1), label.expand(NORMS), norms, clip=box)
+            found, outputs = self._monotone(x, found, norms, label, nearest.x, distance)
+        frames = (found.cpu().numpy() * model.scale_in_ + model.offset_in_ - self.low) / (self.high - self.low)
+        return {
+            "label": int(label[0]),
+            "norms": _plain(norms * model.scale_in_, 6),
+            "images": [_plain(frame) for frame in frames],
+            "scores": [_plain(row) for row in outputs],
+            "predictions": outputs.argmax(1).tolist(),
+            "distance": distance * model.scale_in_ if math.isfinite(distance) else None,
+        }
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _monotone(
+        self, x: Tensor, found: Tensor, norms: Tensor, label: Tensor, nearest: Tensor, distance: float
+    ) -> tuple[Tensor, Tensor]:
+        """Let every norm have the best of what was found up to it; return inputs and the network's outputs there."""
+        candidates = torch.cat([found, nearest])
+        sizes = row_norms(candidates - x)
+        outputs = self._infer(candidates).output
+        rest = outputs.clone()
+        rest[:, label] = -math.inf
+        lead = rest.amax(1) - outputs[:, label[0]]
+        if not math.isfinite(distance):
+            lead[-1] = -math.inf
+        allowed = sizes <= norms[:, None] * (1 + 1e-12)
+        best = torch.where(allowed, lead, -math.inf).argmax(1)
+        return candidates[best], outputs[best]
+
+    def _check(self, part: str) -> None:
+        reason = self.obstacles()[part]
+        if reason is not None:
+            raise ValueError(reason)
+
+    def _features(self, pixels: Array) -> Array:
+        """Return an image as the row of features that the model was trained on."""
+        return np.asarray(self.low + (self.high - self.low) * pixels, dtype=np.float64)[None]
+
+    def _seen(self, X: Array) -> Tensor:
+        """Return features as the network sees them."""
+        return torch.as_tensor((X - self.model.offset_in_) / self.model.scale_in_).to(self._net.W[0].device)
+
+    def _infer(self, x: Tensor, y: Tensor | None = None) -> Solution:
+        return self._net.infer(x, y, max_sweeps=max(self.model.max_sweeps, 1000))
+
+    def _clamped_energies(self, x: Tensor) -> Tensor:
+        n = len(self.classes)
+        return self._infer(x.expand(n, -1), torch.eye(n, dtype=x.dtype, device=x.device)).energy
+
+    def _reconstructed(self, solution: Solution) -> list[list[float] | None]:
+        """Return the image that each layer's activations stand for, alone; None where a layer does not reconstruct."""
+        images: list[list[float] | None] = []
+        for layer, z in enumerate(solution.activations, 1):
+            if any(beta == 0 for beta in self._energy.beta[:layer]):
+                images.append(None)
+                continue
+            X = self._energy.reconstruct(z, layer).cpu().numpy()[0] * self.model.scale_in_ + self.model.offset_in_
+            images.append(_plain((X - self.low) / (self.high - self.low)))
+        return images
+
+    def _told(self, x: Tensor, solution: Solution) -> dict[str, Any]:
+        allowed = DEFAULT_TOL[torch.float64] * max(1.0, float(row_norms(self._energy.free(x).q)[0]))
+        return {
+            "sweeps": int(solution.n_sweeps[0]),
+            "residual": float(solution.residual[0]),
+            "allowed": allowed,
+            "error": _finite(float(solution.error_bound[0])),
+            "converged": bool(solution.converged[0]),
+            "solver": ", then ".join(solution.solvers) or "closed form",
+        }
+
+    def _weighed(self, energy: float) -> dict[str, Any]:
+        """Hold an energy against those of held-out samples, or against the threshold that an energy model keeps."""
+        weighed: dict[str, Any] = {"value": energy, "share": None, "verdict": None, "threshold": None}
+        if self._sorted is not None:
+            share = float(np.searchsorted(self._sorted, energy) / len(self._sorted))
+            verdict = "familiar" if share <= FAMILIAR else "unusual" if share <= STRANGE else "strange"
+            weighed |= {"share": share, "verdict": verdict}
+        if isinstance(self.model, LRRNEnergyModel):
+            threshold = -self.model.offset_
+            weighed |= {"threshold": threshold, "verdict": "strange" if energy > threshold else "familiar"}
+        return weighed
+
+
+def _plain(values: Any, digits: int = 4) -> list[float]:
+    array = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    return np.round(array.astype(np.float64), digits).tolist()
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

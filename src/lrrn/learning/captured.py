@@ -1,0 +1,187 @@
+"""The fast way through training on a CUDA device: a whole step as one graph, so that nothing waits for Python.
+
+The solves of a captured step take a fixed number of sweeps and count on the device what they miss. Every so many steps the
+counts are looked at, and the number of sweeps goes up or down a ladder; one graph is kept for each rung. Before a rung is
+taken, it is tried on a batch without learning from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lrrn.network import LRRN
+from lrrn.qp import BoxQP, QPSolution
+
+LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+"""Sweeps a phase may take; where the last are not enough, steps go the general way."""
+LOOKS, EARLY = (8, 64), 256
+"""Steps between two looks at the counts: among the first so many of training, where weights change fast, and later."""
+SHORT = 2e-3
+"""Share of samples above the aim from which on sweeps are too few."""
+SAFETY = 0.5
+"""The aim is at most this share of the tolerance, so that sweeps are added before anything misses it."""
+WARM_UP = 3
+"""Steps taken as they are before the first graph is captured: libraries allocate and kernels compile in them."""
+
+
+def until_look(moment: int) -> int:
+    """Return how many steps to take from a moment of training before the next look at the counts."""
+    return LOOKS[0] if moment < EARLY else LOOKS[1]
+
+
+@final
+class DeviceCounts:
+    """Adds up what solves report without waiting for it; an observer for :attr:`LRRN.report`."""
+
+    def __init__(self, aim: float, device: torch.device) -> None:
+        self._aim = aim
+        self._table = torch.zeros(4, dtype=torch.int64, device=device)
+
+    def __call__(self, solution: QPSolution, qp: BoxQP, tol: float, what: str) -> None:
+        """Count one solve: samples, sweeps, those that missed the tolerance and those above the aim."""
+        relative, spent = solution.residual / qp.scale, solution.n_sweeps
+        limit = min(self._aim, SAFETY * tol)
+        self._table += torch.stack([torch.ones_like(spent), spent, solution.status != 0, ~(relative <= limit)]).sum(1)
+
+    def take(self) -> tuple[int, int, int, int]:
+        """Return the counts since the last call; waits for the device."""
+        samples, sweeps, missed, short = self._table.tolist()
+        self._table.zero_()
+        return samples, sweeps, missed, short
+
+
+@final
+class CapturedSteps:
+    """Runs of training steps on a CUDA device, each step one launch.
+
+    Parameters
+    ----------
+    net : LRRN
+        Its solves take a fixed number of sweeps while :meth:`run` is under way.
+    slopes : callable
+        Computes the gradients of a batch it is told of by two tensors, the row numbers and the number of the step, and returns
+        the sum of losses.
+    update : callable
+        Changes the parameters, at the learning rate :attr:`rate`. Neither of the two may wait for the device.
+    batch_size, steps : int
+        Rows of a step, and steps of an epoch.
+    aim : float
+        Relative residual that nearly all solves should reach.
+    sweeps : int, default=0
+        :attr:`sweeps` of a run to be continued.
+
+    Attributes
+    ----------
+    rate : Tensor of shape ()
+        The learning rate of the present step.
+    sweeps : int
+        Sweeps of a solve; 0 as long as they have not been chosen.
+    """
+
+    def __init__(
+        self,
+        net: LRRN,
+        slopes: Callable[[Tensor, Tensor], Tensor],
+        update: Callable[[], None],
+        batch_size: int,
+        steps: int,
+        aim: float,
+        sweeps: int = 0,
+    ) -> None:
+        device = net.W[0].device
+        self._net, self._slopes, self._update, self._device = net, slopes, update, device
+        self._order = torch.zeros((steps, batch_size), dtype=torch.int64, device=device)
+        self._rates = torch.zeros(steps, dtype=torch.float32, device=device)
+        self._at = torch.zeros(1, dtype=torch.int64, device=device)
+        self._moment = torch.zeros((), dtype=torch.int64, device=device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._counts = DeviceCounts(aim, device)
+        self._stream = torch.cuda.Stream(device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._warm = 0
+        self.rate = torch.zeros((), dtype=torch.float32, device=device)
+        self.sweeps = sweeps
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the ladder has ended; what is missed then is missed for good."""
+        return self.sweeps == LADDER[-1]
+
+    def begin(self, order: Tensor, rates: list[float], first: int, moment: int) -> None:
+        """Set out an epoch: the rows of its steps, of shape (steps, batch_size), their learning rates, and where to begin.
+
+        ``moment`` is the number of the first step to take, counted from the beginning of training.
+        """
+        self._order.copy_(order)
+        self._rates.copy_(torch.tensor(rates))
+        self._at.fill_(first)
+        self._moment.fill_(moment)
+
+    def run(self, steps: int) -> tuple[float, tuple[int, int, int]]:
+        """Take some steps; return the sum of losses, and samples, sweeps and missed solves."""
+        with self._side_stream():
+            if not self.sweeps:
+                self.sweeps = next((rung for rung in LADDER if self._suffices(rung)), LADDER[-1])
+            self._net.fixed_sweeps = self.sweeps
+            for _ in range(steps):
+                if self._warm < WARM_UP:
+                    self._step()
+                    self._warm += 1
+                else:
+                    self._graph().replay()
+            loss = float(self._loss)
+            self._loss.zero_()
+            samples, spent, missed, short = self._counts.take()
+            self._climb(short > SHORT * samples)
+        return loss, (samples, spent, missed)
+
+    @contextmanager
+    def _side_stream(self) -> Iterator[None]:
+        """Work on a stream of our own, as capturing asks for, with solves that are counted on the device."""
+        net, outer = self._net, torch.cuda.current_stream(self._device)
+        before = net.report, net.fixed_sweeps
+        net.report = self._counts
+        self._stream.wait_stream(outer)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            net.report, net.fixed_sweeps = before
+            outer.wait_stream(self._stream)
+
+    def _step(self) -> None:
+        self.rate.copy_(self._rates.index_select(0, self._at)[0])
+        self._loss += self._slopes(self._order.index_select(0, self._at)[0], self._moment)
+        self._update()
+        self._at += 1
+        self._moment += 1
+
+    def _graph(self) -> torch.cuda.CUDAGraph:
+        """Return the graph of a step at the present number of sweeps."""
+        if self.sweeps not in self._graphs:
+            graph = torch.cuda.CUDAGraph()
+            others = next(iter(self._graphs.values()), None)
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.graph(graph, pool=None if others is None else others.pool(), stream=self._stream):
+                self._step()
+            self._graphs[self.sweeps] = graph
+        return self._graphs[self.sweeps]
+
+    def _suffices(self, sweeps: int) -> bool:
+        """Try a number of sweeps on a batch of this epoch."""
+        self._net.fixed_sweeps = sweeps
+        self._slopes(self._order.index_select(0, self._at.clamp(max=len(self._order) - 1))[0], self._moment)
+        samples, _, _, short = self._counts.take()
+        return short <= 0.5 * SHORT * samples
+
+    def _climb(self, too_few: bool) -> None:
+        at = LADDER.index(self.sweeps)
+        if too_few:
+            self.sweeps = next((rung for rung in LADDER[at + 1 :] if self._suffices(rung)), LADDER[-1])
+        elif at > 0 and self._suffices(LADDER[at - 1]):
+            self.sweeps = LADDER[at - 1]

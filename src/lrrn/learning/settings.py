@@ -1,0 +1,104 @@
+"""What to learn from, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from lrrn.learning.schedules import schedule
+
+
+@final
+@dataclass(frozen=True)
+class Data:
+    """What to learn from, all on one device.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d_0)
+    target : Tensor of shape (n, d_L), optional
+        One-hot labels or values to regress.
+    label : int64 Tensor of shape (n,), optional
+        Class numbers, -1 for "not labelled".
+    weight : Tensor of shape (n,), optional
+        Sample weights; they are used as given, so let them average one.
+    """
+
+    x: Tensor
+    target: Tensor | None = None
+    label: Tensor | None = None
+    weight: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@final
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Parameters
+    ----------
+    optimizer : {"sgd", "adam", "adamw"}, default="sgd"
+    learning_rate : float, default=0.4
+    schedule : {None, "one_cycle", "cosine"}, default=None
+    batch_size : int, default=10
+    epochs : int, default=100
+    weight_decay : float, default=0.0
+        lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
+    decoupled_weight_decay : float, default=0.0
+        AdamW's, on all weights (not on biases).
+    max_weight_norm : float, optional
+        Cap on the spectral norm of the hidden weights, which keeps H well conditioned.
+    tol : float, optional
+        Tolerance of the solves; by default that of the dtype, and on towards a much tighter one while that is cheap.
+    max_sweeps : int, default=1000
+    shifts : int, default=0
+        Move every image, a square one, by up to so many pixels each way, at random in every step.
+    reuse_activations : bool, default=False
+        Start every solve from the sample's activations in the previous epoch.
+    patience : int, optional
+        With a validation score: stop after this many epochs without a new best, and return to the best.
+    max_unconverged : float, default=0.01
+        Share of an epoch's solves that may miss the tolerance before training stops with an error.
+    seed : int, default=0
+        Seeds the order of the samples.
+    """
+
+    optimizer: str = "sgd"
+    learning_rate: float = 0.4
+    schedule: str | None = None
+    batch_size: int = 10
+    epochs: int = 100
+    weight_decay: float = 0.0
+    decoupled_weight_decay: float = 0.0
+    max_weight_norm: float | None = None
+    tol: float | None = None
+    max_sweeps: int = 1000
+    shifts: int = 0
+    reuse_activations: bool = False
+    patience: int | None = None
+    max_unconverged: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive = {"learning_rate": self.learning_rate, "batch_size": self.batch_size, "epochs": self.epochs}
+        for name, value in positive.items():
+            if not value > 0:
+                raise ValueError(f"{name} must be positive; got {value}")
+        for name in ("weight_decay", "decoupled_weight_decay", "shifts"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
+        if self.max_weight_norm is not None and not self.max_weight_norm > 0:
+            raise ValueError(f"max_weight_norm must be positive or None; got {self.max_weight_norm}")
+        if self.optimizer not in ("sgd", "adam", "adamw"):
+            raise ValueError(f"unknown optimizer {self.optimizer!r}; use 'sgd', 'adam' or 'adamw'")
+        if self.decoupled_weight_decay and self.optimizer != "adamw":
+            raise ValueError(
+                f"decoupled_weight_decay belongs to optimizer='adamw'; got optimizer={self.optimizer!r}. "
+                "Use 'adamw', or weight_decay for the paper's penalty"
+            )
+        schedule(self.schedule)

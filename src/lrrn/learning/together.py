@@ -1,0 +1,77 @@
+"""Training on several ranks: what they add up after every step and at every checkpoint. One process alone does none of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lrrn.learning.checkpoint import Position
+from lrrn.learning.flat import FlatParameters
+from lrrn.learning.monitor import DivergenceError, SolveCounts
+from lrrn.ranks import Ranks
+
+
+@final
+class Together:
+    """Keeps the ranks of a training run together.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    flat : FlatParameters
+        The network's; every rank holds the same values.
+    """
+
+    def __init__(self, ranks: Ranks, flat: FlatParameters) -> None:
+        self._ranks, self._flat = ranks, flat
+
+    def add_gradients(self, loss: float, stop: bool, save: bool) -> tuple[float, bool, bool]:
+        """Add gradients and parts of the loss up; stop if any rank is to, save if rank 0 is to. One message carries it all."""
+        if not self._ranks.connected:
+            return loss, stop, save
+        remarks = self._flat.remarks
+        remarks.copy_(torch.tensor((loss, stop, save and self._ranks.is_main), dtype=remarks.dtype))
+        self._ranks.add_up(self._flat.message)
+        loss, stopping, saving = remarks.tolist()
+        return loss, stopping > 0, saving > 0
+
+    def add_counts(self, counts: SolveCounts, position: Position) -> None:
+        """Move what this rank's solves reported since the last time into the position, added up over all ranks."""
+        told = torch.tensor((counts.samples, counts.sweeps, counts.missed), device=self._flat.vector.device)
+        self._ranks.add_up(told)
+        samples, sweeps, missed = told.tolist()
+        position.samples += samples
+        position.sweeps += sweeps
+        position.missed += missed
+        counts.samples = counts.sweeps = counts.missed = 0
+
+    def complete(self, activations: Tensor | None, batches: Sequence[Tensor]) -> None:
+        """Give every rank the rows that others computed in some batches."""
+        if activations is None or not self._ranks.connected or not batches:
+            return
+        ours = torch.cat([torch.zeros(len(batch), dtype=torch.bool) for batch in batches])
+        at = 0
+        for batch in batches:
+            ours[at : at + len(batch)][self._ranks.part(len(batch))] = True
+            at += len(batch)
+        rows = torch.cat(list(batches)).to(activations.device)
+        values = activations[rows] * ours[:, None].to(activations)
+        self._ranks.add_up(values)
+        activations[rows] = values
+
+    def check_equal(self, epoch: int) -> None:
+        """Raise if the ranks no longer hold the same parameters."""
+        if not self._ranks.connected:
+            return
+        content = self._flat.vector.cpu().numpy().tobytes()
+        digests = self._ranks.gather(hashlib.blake2b(content, digest_size=16).hexdigest())
+        strays = [index for index, digest in enumerate(digests) if digest != digests[0]]
+        if strays:
+            raise DivergenceError(
+                f"after epoch {epoch} the parameters of ranks {', '.join(map(str, strays))} differ from those of rank 0: their "
+                "processors or versions round differently. Run on machines of one kind, with the same versions"
+            )

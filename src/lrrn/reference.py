@@ -1,0 +1,96 @@
+"""What a saved model may carry besides its weights: some held-out samples, and what the model made of those it was tried on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+PREFIX = "reference."
+"""How the tensors of a reference are told from those of a network."""
+UNKNOWN = -1
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Held-out samples seen by a fitted model: what new inputs are compared with.
+
+    Attributes
+    ----------
+    source : str
+        Where the samples come from.
+    image_shape : (int, int) or None
+        Height and width, if samples are images.
+    low, high : float
+        Smallest and largest feature.
+    score : float or None
+        Accuracy of a classifier.
+    radii : float64 array of shape (n,) or None
+        Certified radii of a classifier's labels, in the units of the samples, 0 where it is wrong.
+    energies : dict of str to float64 arrays
+        Energies of "samples" and of strange inputs, by what these are.
+    samples : float32 array of shape (m, n_features)
+        Some of the samples; none if they are not to be given away.
+    labels : int64 array of shape (m,)
+        Their classes by number, -1 where not known.
+    """
+
+    source: str
+    image_shape: tuple[int, int] | None
+    low: float
+    high: float
+    score: float | None
+    radii: Array | None
+    energies: Mapping[str, Array]
+    samples: Array
+    labels: Array
+
+    def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors and what JSON can hold, to be written to a file."""
+        arrays = {"samples": self.samples, "labels": self.labels}
+        if self.radii is not None:
+            arrays["radii"] = self.radii
+        arrays |= {f"energies.{k}": values for k, values in enumerate(self.energies.values())}
+        header = {
+            "source": self.source,
+            "image_shape": None if self.image_shape is None else list(self.image_shape),
+            "range": [self.low, self.high],
+            "score": self.score,
+            "energies": list(self.energies),
+        }
+        return {PREFIX + name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}, header
+
+    @classmethod
+    def unpack(cls, tensors: Mapping[str, Tensor], header: dict[str, Any], n_features: int, n_classes: int) -> Reference:
+        """Undo :meth:`pack` for a model with so many features and classes; a ValueError or KeyError says what does not fit."""
+        arrays = {name.removeprefix(PREFIX): tensor.numpy() for name, tensor in tensors.items() if name.startswith(PREFIX)}
+        low, high = (float(end) for end in header["range"])
+        shape = header["image_shape"]
+        shape = None if shape is None else (int(shape[0]), int(shape[1]))
+        samples, labels, radii = arrays["samples"], arrays["labels"], arrays.get("radii")
+        energies = {str(name): arrays[f"energies.{k}"] for k, name in enumerate(header["energies"])}
+        if samples.ndim != 2 or samples.shape[1] != n_features or labels.shape != (len(samples),):
+            raise ValueError(
+                f"samples of shape {samples.shape} with labels of shape {labels.shape}, not of {n_features} features"
+            )
+        if labels.dtype != np.int64 or (len(labels) and not UNKNOWN <= labels.min() <= labels.max() < n_classes):
+            raise ValueError(f"labels of its samples are not numbers of {n_classes} classes")
+        if shape is not None and (min(shape) < 1 or math.prod(shape) != n_features):
+            raise ValueError(f"images of shape {shape} for {n_features} features")
+        numbers = [samples, *energies.values(), *([] if radii is None else [radii])]
+        if not low < high or any(array.dtype.kind != "f" or not np.isfinite(array).all() for array in numbers):
+            raise ValueError("numbers of its reference are not finite, or of an empty range")
+        if "samples" not in energies or any(values.ndim != 1 or len(values) == 0 for values in energies.values()):
+            raise ValueError("energies of its reference are missing")
+        score = header["score"]
+        return cls(
+            str(header["source"]), shape, low, high, None if score is None else float(score), radii, energies, samples, labels
+        )

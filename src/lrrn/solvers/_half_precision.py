@@ -1,0 +1,206 @@
+"""Accelerated steps on a CUDA device: products in half precision, refined until the residual says so.
+
+Half precision alone stops at three digits. So a call works on a correction: the gradient at z is known in full precision, the
+correction is scaled to the size of a projected step, a number of cheap steps improve it, and it is added. Every call gains up
+to three digits; the loop looks at the residual in the dtype of the solve. Networks of a few hundred units go through one kernel
+that keeps its samples on chip (:class:`Tiles`), wider ones take a matrix product and one pass over the samples a step
+(:class:`Rows`, or :class:`Equations` where no bound is in the way). No call waits for the device: a CUDA graph can hold them.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from lrrn.blocks import BlockTridiagonal
+from lrrn.qp import BoxQP
+from lrrn.solvers.base import once_per_hessian, recompute
+
+ON_CHIP = 256
+"""Most units of a network that the kernel of :class:`Tiles` takes."""
+IN_ROWS = 8192
+"""Most units that the kernel of :class:`Rows` takes."""
+ROUNDS = 2
+"""Refinements in one call of the kernel of :class:`Tiles`."""
+
+
+def fits_on_chip(qp: BoxQP) -> bool:
+    """Whether the kernel of :class:`Tiles` can take a problem."""
+    return 0 < qp.dim <= ON_CHIP and _has_kernels(qp)
+
+
+def fits_in_rows(qp: BoxQP) -> bool:
+    """Whether that of :class:`Rows` can."""
+    return 0 < qp.dim <= IN_ROWS and _has_kernels(qp)
+
+
+def _has_kernels(qp: BoxQP) -> bool:
+    """Kernels need Triton, and a CUDA device unless Triton only interprets."""
+    return find_spec("triton") is not None and (qp.q.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def largest_by_squaring(a: Tensor, times: int) -> Tensor:
+    """Bound the largest eigenvalue of a positive semidefinite matrix by |A^(2^times)|_F^(1/2^times), up to rounding.
+
+    It is too large by a factor of at most n^(1/2^(times + 1)), needs nothing but products, and waits for no result.
+    """
+    logarithm = torch.zeros((), dtype=torch.float64, device=a.device)
+    for k in range(times + 1):
+        size = torch.linalg.matrix_norm(a, dtype=torch.promote_types(a.dtype, torch.float32))
+        size = size.clamp(min=torch.finfo(a.dtype).tiny)
+        logarithm = logarithm + size.double().log() / 2**k
+        if k < times:
+            a = a / size.to(a.dtype)
+            a = a @ a
+    return logarithm.exp()
+
+
+@once_per_hessian
+def halves_and_rates(h: BlockTridiagonal) -> tuple[Tensor, ...]:
+    """Return what the kernel reads: diag(H)^-1/2, the scaled Hessian in two halves, I - A / L, and 1 / L with the momentum."""
+    unit = h.diagonal.double().rsqrt()
+    dim = h.dim
+    width = max(16, 1 << (dim - 1).bit_length())
+    a = torch.eye(width, dtype=torch.float64, device=h.device)
+    a[:dim, :dim] = h.to(torch.float64).scaled(unit).dense()
+    identity = torch.eye(width, dtype=torch.float64, device=h.device)
+    largest = largest_by_squaring(a, 8) * (1 + 1e-3)
+    # the same for L I - A bounds the smallest eigenvalue from below; half a per cent of L is what its error leaves to be told
+    smallest = (largest - largest_by_squaring(largest * identity - a, 10)).clamp(min=0.0) + 1e-4 * largest
+    root = (smallest / largest).sqrt()
+    rates = torch.stack([1 / largest, (1 - root) / (1 + root)]).float()
+    high = a.half()
+    return unit.float(), high, (a - high.double()).half(), (identity - a / largest).half(), rates
+
+
+@final
+class Tiles:
+    """Runs the kernel, on z itself in float32 and on a scaled correction of it in float64."""
+
+    def __init__(self, qp: BoxQP) -> None:
+        self._matrices = halves_and_rates(qp.hessian)
+
+    def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
+        n, dim = z.shape
+        steps = max(sweeps // ROUNDS, 1)
+        rounds = max(sweeps // steps, 1)
+        if z.dtype == torch.float32:
+            self._launch(qp.q.contiguous(), z, qp.lo.contiguous(), qp.hi.contiguous(), rounds, steps)
+        else:
+            size = torch.linalg.vector_norm(g, dim=-1, keepdim=True, ord=float("inf")).clamp(min=1e-300)
+            correction = torch.zeros((n, dim), dtype=torch.float32, device=z.device)
+            lo, hi = (((bound - z) / size).float() for bound in (qp.lo, qp.hi))
+            self._launch((-g / size).float(), correction, lo, hi, rounds, steps)
+            moved = qp.project(torch.addcmul(z, correction.double(), size))
+            # what is on a bound must be so to the last bit
+            z.copy_(torch.where(correction <= lo, qp.lo, torch.where(correction >= hi, qp.hi, moved)))
+        return torch.full((n,), rounds * steps, dtype=torch.int64, device=z.device)
+
+    def _launch(self, q: Tensor, z: Tensor, lo: Tensor, hi: Tensor, rounds: int, steps: int) -> None:
+        n, dim = z.shape
+        width = self._matrices[1].shape[0]
+        tile = 16 if n <= 4096 or width > 128 else 32
+        strides = (0 if bound.shape[0] == 1 else dim for bound in (lo, hi))
+        arrays = (q, z, lo, hi, *self._matrices)
+        warps = 8 if width > 128 else 4
+        _kernels().sweep[(-(-n // tile),)](*arrays, n, dim, *strides, rounds, steps, WIDTH=width, TILE=tile, num_warps=warps)
+
+    def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
+        return recompute(qp, z)
+
+    def keep(self, rows: Tensor) -> None:
+        """Nothing is kept from sample to sample."""
+
+
+@once_per_hessian
+def half_and_rate(h: BlockTridiagonal) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what :class:`Rows` needs: diag(H)^-1/2, A / L in half precision with A the scaled Hessian, and 1 / L."""
+    unit = h.diagonal.rsqrt()
+    a = h.scaled(unit).dense()
+    # eight bits are enough for a step length, and the residual is looked at anyway
+    rough = a.to(torch.bfloat16) if a.is_cuda else a
+    inverse = (1 / (largest_by_squaring(rough, 4) * 1.01)).to(a.dtype)
+    return unit, (a * inverse).half(), inverse
+
+
+@final
+class Rows:
+    """Takes steps on a scaled correction: a product with A / L, then one kernel for the rest of a step, a program a sample."""
+
+    def __init__(self, qp: BoxQP) -> None:
+        self._unit, self._matrix, self._inverse = half_and_rate(qp.hessian)
+
+    def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
+        n, dim = z.shape
+        slope = g * (self._unit * self._inverse)
+        down, up = ((bound - z) / self._unit for bound in (qp.lo, qp.hi))
+        size = torch.minimum(torch.maximum(-slope, down), up).abs().amax(-1, keepdim=True)
+        size = torch.where(size > 0, size, 1)
+        push, down, up = ((part / size).float() for part in (-slope, down, up))
+        here = torch.zeros((n, dim), dtype=torch.float32, device=z.device)
+        ahead = torch.zeros((n, dim), dtype=torch.float16, device=z.device)
+        t = torch.ones(n, dtype=torch.float32, device=z.device)
+        width = 1 << (dim - 1).bit_length()
+        product = torch.empty_like(ahead)
+        for _ in range(sweeps):
+            torch.mm(ahead, self._matrix, out=product)
+            _kernels().relax[(n,)](product, ahead, here, t, push, down, up, dim, WIDTH=width, num_warps=8 if width > 512 else 4)
+        moved = qp.project(torch.addcmul(z, here.to(z.dtype), size * self._unit))
+        # what is on a bound must be so to the last bit
+        moved = torch.where(here <= down, qp.lo, torch.where(here >= up, qp.hi, moved))
+        z.copy_(torch.where(moved.isfinite().all(-1, keepdim=True), moved, z))
+        return torch.full((n,), sweeps, dtype=torch.int64, device=z.device)
+
+    def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
+        return recompute(qp, z)
+
+    def keep(self, rows: Tensor) -> None:
+        """Nothing is kept from sample to sample."""
+
+
+@final
+class Equations:
+    """Conjugate gradients on a scaled correction, for problems whose units are fixed or free: the adjoint."""
+
+    def __init__(self, qp: BoxQP) -> None:
+        self._unit, self._matrix, self._inverse = half_and_rate(qp.hessian)
+
+    def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
+        n, dim = z.shape
+        free = (qp.lo < qp.hi).expand(n, dim)
+        left = (-g * (self._unit * self._inverse)).masked_fill(~free, 0)
+        size = left.abs().amax(-1, keepdim=True)
+        size = torch.where(size > 0, size, 1)
+        left = (left / size).float()
+        half, direction, moved = left.half(), left.clone(), torch.zeros_like(left)
+        # squared norm of what is left, and the factor by which the half-precision direction was shrunk
+        state = torch.stack([left.square().sum(-1), torch.ones(n, dtype=torch.float32, device=z.device)], 1)
+        mask, width, product = free.to(torch.int8).contiguous(), 1 << (dim - 1).bit_length(), torch.empty_like(half)
+        # conjugate gradients go as far in half the steps
+        sweeps = -(-sweeps // 2)
+        for _ in range(sweeps):
+            torch.mm(half, self._matrix, out=product)
+            arrays = (product, half, direction, left, moved, mask, state)
+            _kernels().conjugate[(n,)](*arrays, dim, WIDTH=width, num_warps=8 if width > 512 else 4)
+        after = torch.addcmul(z, moved.to(z.dtype), size * self._unit)
+        z.copy_(torch.where(after.isfinite().all(-1, keepdim=True), after, z))
+        return torch.full((n,), sweeps, dtype=torch.int64, device=z.device)
+
+    def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
+        return recompute(qp, z)
+
+    def keep(self, rows: Tensor) -> None:
+        """Nothing is kept from sample to sample."""
+
+
+@cache
+def _kernels() -> Any:
+    """Import the kernels when one is first needed: Triton takes its time, and may be absent."""
+    from lrrn.solvers import _accelerated_triton
+
+    return _accelerated_triton

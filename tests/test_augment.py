@@ -1,0 +1,45 @@
+"""Shifts of images against a direct construction; they depend on seed, step and sample, and on nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lrrn.learning.augment import image_side, shifted
+
+
+def moved(image, down, right):
+    """Shift by slicing: rows and columns that leave are lost, zeros come in."""
+    side = len(image)
+    out = torch.zeros_like(image)
+    rows, columns = (slice(max(s, 0), side + min(s, 0)) for s in (down, right))
+    from_rows, from_columns = (slice(max(-s, 0), side + min(-s, 0)) for s in (down, right))
+    out[rows, columns] = image[from_rows, from_columns]
+    return out
+
+
+def test_every_result_is_one_of_the_shifts_and_all_of_them_occur(device):
+    images = torch.rand(400, 5, 5, device=device) + 0.1
+    result = shifted(images.flatten(1), torch.arange(400, device=device), 7, 3, 1).view(-1, 5, 5)
+    seen = set()
+    for image, found in zip(images, result, strict=True):
+        matches = [(d, r) for d in (-1, 0, 1) for r in (-1, 0, 1) if torch.equal(moved(image, d, r), found)]
+        assert len(matches) == 1
+        seen.add(matches[0])
+    assert len(seen) == 9
+
+
+def test_shifts_depend_on_sample_step_and_seed_only(device):
+    x = torch.rand(1, 36, device=device).expand(50, -1).contiguous()
+    rows = torch.arange(50, device=device)
+    one = shifted(x, rows, 4, 0, 2)
+    assert torch.equal(one, shifted(x, rows, torch.tensor(4, device=device), 0, 2))
+    assert torch.equal(one[10:20], shifted(x[10:20], rows[10:20], 4, 0, 2))
+    assert not torch.equal(one, shifted(x, rows, 5, 0, 2))
+    assert not torch.equal(one, shifted(x, rows, 4, 1, 2))
+    assert torch.equal(one.cpu(), shifted(x.cpu(), rows.cpu(), 4, 0, 2))
+
+
+def test_what_is_no_square_image_is_refused():
+    with pytest.raises(ValueError, match="12 features make none"):
+        image_side(12)
