@@ -22,6 +22,8 @@ from faults import as_ordinary_user, device, full_disk, read_only
 from lrrn import LRRNClassifier, compiled, datasets, storage
 from lrrn.cli import app
 from lrrn.learning import Contrastive, Data, Settings, Trainer, checkpoint
+from lrrn.rows import ArrayRows
+from lrrn.scoring import Parts, over_rows
 from lrrn.storage import FileFormatError, WriteError
 from oracles import random_network
 
@@ -369,6 +371,76 @@ def test_files_that_vanish_between_finding_and_reading(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "check_readable", lambda _: None)
     with pytest.raises(FileNotFoundError):
         lrrn.load(tmp_path / "model")
+
+
+def as_table(path: Path, n: int = 60) -> tuple[Path, str | None]:
+    """Write a table in the way its suffix says; return what ``target`` should be."""
+    X, y = blobs(n)
+    if path.suffix == ".npz":
+        np.savez(path, X=X, y=y)
+    elif path.suffix == ".npy":
+        np.save(path, X)
+        np.save(path.with_name("y.npy"), y)
+        return path, str(path.with_name("y.npy"))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        columns = {f"f{j}": np.ascontiguousarray(column) for j, column in enumerate(X.T)}
+        parquet.write_table(pyarrow.table({**columns, "y": y}), path, row_group_size=10)
+    return path, None
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet"])
+def test_a_table_that_vanishes_or_shrinks_while_it_is_read(suffix, tmp_path):
+    path, target = as_table(tmp_path / f"t{suffix}")
+    content, pieces = path.read_bytes(), datasets.open_table(path, target).pieces(0, 60, 7)
+    assert len(next(pieces)[0]) == 7
+    rows = datasets.open_table(path, target)
+    path.unlink()
+    with pytest.raises(
+        datasets.DataError, match=rf"t{suffix} cannot be read .*No such file or directory\); see that it is there"
+    ):
+        list(rows.pieces(0, 60, 7))
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(datasets.DataError, match=rf"t{suffix} (is damaged|has changed)"):
+        list(rows.pieces(0, 60, 7))
+
+
+def test_results_of_samples_on_a_full_disk_are_kept_part_by_part_and_damaged_parts_are_told(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("lrrn.scoring.PART_CHUNKS", 2)
+    rows, out = ArrayRows(np.arange(100.0)[:, None], name="numbers"), run / "out.npz"
+    whole = over_rows(rows, 10, lambda X, y, chunk: {"twice": 2 * X[:, 0]})
+    disk, worked = full_disk(100), []
+
+    def work(X, y, chunk):
+        worked.append(chunk)
+        if worked == list(range(6)):
+            disk.__enter__()
+        return {"twice": 2 * X[:, 0]}
+
+    try:
+        with pytest.raises(WriteError) as error:
+            over_rows(rows, 10, work, Parts(out, {}))
+    finally:
+        disk.__exit__(None, None, None)
+    folder = run / "out.npz.parts"
+    told(error, folder, "free some space")
+    parts = sorted(path.name for path in folder.iterdir())
+    assert parts == ["part-000000000-000000002.npz", "part-000000002-000000004.npz", "run.json"] and worked == list(range(6))
+    for name in parts:
+        content = (folder / name).read_bytes()
+        for damaged in (b"", content[: len(content) // 2], b"junk" + content[4:]):
+            (folder / name).write_bytes(damaged)
+            with pytest.raises(FileFormatError, match=rf"{name} is damaged .*; remove it, and the same command makes it anew"):
+                over_rows(rows, 10, work, Parts(out, {}))
+        (folder / name).write_bytes(content)
+    (folder / "part-1.npz").write_bytes(b"")
+    with pytest.raises(FileFormatError, match=r"part-1\.npz is damaged \(parts have other names\)"):
+        over_rows(rows, 10, work, Parts(out, {}))
+    (folder / "part-1.npz").unlink()
+    np.testing.assert_array_equal(over_rows(rows, 10, work, Parts(out, {}))["twice"], whole["twice"])
+    assert os.listdir(run) == ["out.npz"]
 
 
 @pytest.fixture(scope="module")
