@@ -86,7 +86,8 @@ def demo(
     from lrrn.demo import IMAGE_SHAPE, run
 
     json_file, page = _writable(json_file), _writable(page, make=True)
-    results = run(seed=seed, device=_device(device), verbose=True)
+    with _explained(None):
+        results = run(seed=seed, device=_device(device), verbose=True)
     _publish("Digits, a quarter held out", results, json_file, page, IMAGE_SHAPE)
 
 
@@ -413,7 +414,8 @@ def info_command(
     from lrrn.info import as_rows, gather
 
     json_file = _writable(json_file)
-    report = gather(root, device if device == "auto" else _device(device))
+    with _explained(None):
+        report = gather(root, device if device == "auto" else _device(device))
     table = Table("section", "name", Column(overflow="fold"), box=None, show_header=False, padding=(0, 2, 0, 0))
     for row in as_rows(report):
         table.add_row(*row)

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from lrrn.rows import ArrayRows, Rows, open_npy, open_npz, open_parquet, unreadable
 from lrrn.rows import DataError as DataError
+from lrrn.rows.files import DEFLATED
 
 logger = logging.getLogger("lrrn.datasets")
 
@@ -82,8 +83,6 @@ TABLES = (".npz", ".npy", ".parquet", ".csv")
 PREFIX_FILES = "images-idx3-ubyte", "labels-idx1-ubyte"
 MAX_BYTES = 2**31
 """Largest array that an idx file may announce, or that labels may take."""
-MAX_RATIO = 1032
-"""Most bytes that a byte of deflated data can stand for."""
 
 
 def load(
@@ -347,7 +346,7 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
             shape = struct.unpack(f">{n_axes}I", sizes)
             expected = math.prod(shape)
             # reading takes memory for all it is asked for, so what is announced is checked first
-            most = min(MAX_BYTES, MAX_RATIO * path.stat().st_size) if packed else MAX_BYTES
+            most = min(MAX_BYTES, DEFLATED * path.stat().st_size) if packed else MAX_BYTES
             if expected > most:
                 raise DataError(f"{path} announces {expected} bytes, more than {most}; it is damaged: fetch it again")
             there = expected if packed else path.stat().st_size - 4 - len(sizes)

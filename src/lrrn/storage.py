@@ -168,7 +168,8 @@ def read(path: str | os.PathLike[str], *kinds: str) -> tuple[str, dict[str, Tens
                 )
             if envelope["kind"] not in kinds:
                 raise FileFormatError(f"{path} holds a {envelope['kind']}, not a {' or '.join(kinds)}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            # copies: a tensor that is a view of the file would go when the file is cut off
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
             return envelope["kind"], tensors, envelope["header"]
     except FileFormatError:
         raise

@@ -20,6 +20,8 @@ from lrrn.rows.base import Array, ArrayRows, DataError, Piece, Rows, as_features
 SKIP_BYTES = 2**22
 MAX_BYTES, MAX_RATIO = 2**31, 100
 """An array of more bytes than this must not be packed tighter than that: no data are, and a small file could fill memory."""
+DEFLATED = 1032
+"""Most bytes that a byte of deflated data can stand for."""
 BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -198,6 +200,12 @@ class _Archive:
         return _Stream(self._zip, f"{name}.npy", self._path)
 
 
+def _plausible(info: zipfile.ZipInfo, size: int) -> bool:
+    """Whether an archive of this size can hold what it announces, so that memory is taken for nothing else."""
+    packed, ratio = info.compress_size, 1 if info.compress_type == zipfile.ZIP_STORED else DEFLATED
+    return packed <= size and info.file_size <= min(ratio * packed, max(MAX_BYTES, MAX_RATIO * packed))
+
+
 @final
 class _Stream:
     """An array of an archive, read row by row."""
@@ -206,7 +214,7 @@ class _Stream:
         self._path = path
         try:
             info = archive.getinfo(member)
-            if info.file_size > MAX_BYTES and info.file_size > MAX_RATIO * info.compress_size:
+            if not _plausible(info, path.stat().st_size):
                 raise self._damaged(f"{member} announces {info.file_size} bytes, packed into {info.compress_size}")
             self._file = archive.open(info)
             self.header = _read_header(self._file, str(path))
