@@ -64,13 +64,14 @@ def run_block(target: Target, seed: int, number: int, n: int, counts: Counter[st
 
     def check(chance: Any) -> None:
         began = time.monotonic()
+        if Path(target.canary).exists():
+            os.rmdir(target.canary)
         signal.alarm(SECONDS)
         try:
             outcome = target(chance)
         finally:
             signal.alarm(0)
         if Path(target.canary).exists():
-            Path(target.canary).unlink()
             raise Undocumented("the input made the library run a pickle")
         counts[outcome] += 1
         counts["slowest_ms"] = max(counts["slowest_ms"], round(1000 * (time.monotonic() - began)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
 import random
 import struct
@@ -23,13 +24,13 @@ HUGE = (0, 1, 2, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2
 
 
 class Planted:
-    """Something whose unpickling writes a file."""
+    """Something whose unpickling makes a folder."""
 
     def __init__(self, canary: str) -> None:
         self.canary = canary
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open, (self.canary, "w")
+        return os.makedirs, (self.canary, 0o777, True)
 
 
 def damaged(content: bytes, chance: Chance, other: bytes = b"") -> bytes:
@@ -131,7 +132,8 @@ def npz(chance: Chance, canary: str, X: bytes, y: bytes) -> bytes:
             if chance.random() < 0.1:
                 continue
             content = valid if chance.random() < 0.6 else npy(chance, canary, valid)
-            archive.writestr(chance.choice([f"{name}.npy"] * 8 + [name, f"../{name}.npy"]), content)
+            member = zipfile.ZipInfo(chance.choice([f"{name}.npy"] * 8 + [name, f"../{name}.npy"]))  # without the time of day
+            archive.writestr(member, content, compression)
     content = stream.getvalue()
     match chance.randrange(4):
         case 0:

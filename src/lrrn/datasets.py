@@ -347,8 +347,9 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
             expected = math.prod(shape)
             # reading takes memory for all it is asked for, so what is announced is checked first
             most = min(MAX_BYTES, DEFLATED * path.stat().st_size) if packed else MAX_BYTES
-            if expected > most:
-                raise DataError(f"{path} announces {expected} bytes, more than {most}; it is damaged: fetch it again")
+            room = math.prod(max(size, 1) for size in shape)  # NumPy has none for 0 x 10^19 bytes either
+            if expected > most or room > MAX_BYTES:
+                raise DataError(f"{path} announces {room} bytes, more than {most}; it is damaged: fetch it again")
             there = expected if packed else path.stat().st_size - 4 - len(sizes)
             content = file.read(min(expected, there) + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
