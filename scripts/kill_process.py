@@ -192,7 +192,8 @@ def main() -> int:
             "undisturbed_seconds": undisturbed,
             "disturbed_seconds": time.monotonic() - began,
         }
-    while_writing = sum(1 for entry in table if entry["half_written_beside_it"])
+    # what lies beside it when a process died before it trained is of an earlier one
+    while_writing = sum(1 for entry in table if entry["half_written_beside_it"] and entry["died_at"])
     equal = report["undisturbed"] == report["disturbed"]
     print(f"{len(table)} kills, {while_writing} of them with a checkpoint half-written beside the whole one")
     print(f"final parameters undisturbed  {report['undisturbed']}")
