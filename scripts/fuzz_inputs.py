@@ -258,7 +258,9 @@ def tree(value: Any, chance: Chance) -> Any:
         case 2 if isinstance(parent, list):
             parent.append(place)
         case 3 if isinstance(place, int | float) and not isinstance(place, bool):
-            parent[key] = chance.choice([place + 1, place - 1, -place, place * 1000, float(place), str(place)])
+            parent[key] = chance.choice(
+                [place + 1, place - 1, -place, place * 1000, place / 3 if abs(place) < 1e300 else 0.5, str(place)]
+            )
         case _:
             parent[key] = chance.choice(VALUES)
     return value

@@ -622,14 +622,14 @@ MUTANTS = [
         "storage.py",
         "return os.path.exists(path) and (stream or not (os.path.isfile(path) or os.path.isdir(path)))",
         "return False",
-        "test_disk_faults.py",
+        "test_disk_faults.py::test_devices_and_streams_are_written_to_and_never_replaced",
     ),
     Mutant(
         "leave half a file behind on a full disk",
         "storage.py",
         "            Path(part).unlink(missing_ok=True)\n\n\ndef _behind",
         "            pass\n\n\ndef _behind",
-        "test_disk_faults.py",
+        "test_disk_faults.py::test_saving_to_a_full_disk_names_the_file_and_keeps_the_old_one",
     ),
     Mutant(
         "write a file in place",
@@ -643,21 +643,21 @@ MUTANTS = [
         "learning/checkpoint.py",
         "if stored is None or stored.shape != t.shape or",
         "if stored is None or",
-        "test_disk_faults.py",
+        "test_disk_faults.py::test_a_checkpoint_with_something_wrong_inside_is_refused_whole",
     ),
     Mutant(
         "restore half a checkpoint before looking at the rest",
         "learning/checkpoint.py",
         "            pairs.append((t, stored))",
         "            t.copy_(stored)",
-        "test_disk_faults.py",
+        "test_disk_faults.py::test_a_checkpoint_with_something_wrong_inside_is_refused_whole",
     ),
     Mutant(
         "fail where Numba has no folder",
         "compiled.py",
         "    except RuntimeError as error:  # Numba found no folder for its cache",
         "    except ZeroDivisionError as error:",
-        "test_disk_faults.py",
+        "test_disk_faults.py::test_kernels_work_where_no_folder_can_be_written",
     ),
     Mutant(
         "read tensors that are views of the file",
@@ -685,7 +685,7 @@ MUTANTS = [
         "scoring.py",
         "except (ValueError, AttributeError, LookupError, EOFError, zipfile.BadZipFile, zlib.error) as error:",
         "except ZeroDivisionError as error:",
-        "test_disk_faults.py",
+        "test_disk_faults.py::test_results_of_samples_on_a_full_disk_are_kept_part_by_part_and_damaged_parts_are_told",
     ),
 ]
 
