@@ -64,8 +64,8 @@ MUTANTS = [
     Mutant(
         "skip the last unit",
         "solvers/_cd_numba.py",
-        "for j in range(place.shape[0]):",
-        "for j in range(place.shape[0] - 1):",
+        "for j in range(place.shape[0]):\n        m = place[j]\n        zs[m, s] = z[i, j]",
+        "for j in range(place.shape[0] - 1):\n        m = place[j]\n        zs[m, s] = z[i, j]",
         "test_solver_contract.py",
     ),
     Mutant(
@@ -106,8 +106,8 @@ MUTANTS = [
     Mutant(
         "call non-finite samples converged",
         "solvers/loop.py",
-        "missed = ~(self.residual <= self.must)",
-        "missed = (self.residual > self.must) & self.residual.isfinite()",
+        "missed = ~(self.residual <= self.must) | ~finite",
+        "missed = self.residual > self.must",
         "test_solver_contract.py",
     ),
     Mutant(
@@ -686,6 +686,27 @@ MUTANTS = [
         "except (ValueError, AttributeError, LookupError, EOFError, zipfile.BadZipFile, zlib.error) as error:",
         "except ZeroDivisionError as error:",
         "test_disk_faults.py::test_results_of_samples_on_a_full_disk_are_kept_part_by_part_and_damaged_parts_are_told",
+    ),
+    Mutant(
+        "take any correction in float32",
+        "solvers/_cd_numba.py",
+        "if corrects and residual[s] <= 1:",
+        "if corrects:",
+        "test_single_precision.py",
+    ),
+    Mutant(
+        "correct by units that the bounds do not share",
+        "solvers/_cd_numba.py",
+        "his[m, s] = (hi[row, j] - z[i, j]) * scale",
+        "his[m, s] = hi[row, j] - z[i, j]",
+        "test_single_precision.py",
+    ),
+    Mutant(
+        "correct in float32 whatever the Hessian",
+        "solvers/coordinate_descent.py",
+        "if not (np.all(inverse > SMALLEST) and np.all(inverse < 1 / SMALLEST)):",
+        "if False:",
+        "test_single_precision.py",
     ),
 ]
 

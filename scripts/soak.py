@@ -31,6 +31,7 @@ import torch
 import lrrn
 from lrrn import verified
 from lrrn.qp import DEFAULT_TOL, Status
+from lrrn.solvers import coordinate_descent
 from lrrn.storage import write_bytes
 
 Array = np.ndarray
@@ -58,6 +59,8 @@ class Case:
     solver: str
     tol: float | None
     kind: str
+    corrected: bool
+    """Whether coordinate descent in float64 begins with corrections in float32, as it does for networks wider than these."""
 
 
 def draw(seed: int, number: int, batch: int) -> Case:
@@ -102,7 +105,7 @@ def draw(seed: int, number: int, batch: int) -> Case:
     tol = None
     if rng.random() < 0.2:
         tol = float(10 ** rng.uniform(-11, -2))
-    return Case(number, net, x, y, str(rng.choice(SOLVERS)), tol, kind)
+    return Case(number, net, x, y, str(rng.choice(SOLVERS)), tol, kind, number % 2 == 1)
 
 
 def _weights(rng: np.random.Generator, shape: tuple[int, int], kind: str, dtype: torch.dtype) -> Array:
@@ -234,6 +237,7 @@ def _bounds(case: Case, dtype: torch.dtype) -> tuple[Array, Array]:
 
 def run(case: Case) -> dict[str, Any]:
     """Solve a case and judge every answer; return counts."""
+    coordinate_descent.SINGLE_FROM = 0 if case.corrected else math.inf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the flags are what counts here
         solution = case.net.infer(case.x, case.y, solver=case.solver, tol=case.tol)
@@ -301,6 +305,7 @@ def tally(report: dict[str, Any], case: Case, result: dict[str, Any]) -> None:
         "by kind and type": f"{case.kind}, {dtype}",
         "by solver": case.solver,
         "by depth": str(len(case.net.W)),
+        "by first sweeps in float64": "corrections in float32" if case.corrected else "float64",
         "by phase": "free" if case.y is None else "clamped",
         "by tolerance": "default" if case.tol is None else "1e-11 to 1e-2",
         "by condition number of H": conditioning(case),
@@ -328,6 +333,7 @@ def fresh(seed: int, batch: int) -> dict[str, Any]:
         "by kind and type": {},
         "by solver": {},
         "by depth": {},
+        "by first sweeps in float64": {},
         "by phase": {},
         "by tolerance": {},
         "by condition number of H": {},

@@ -126,10 +126,11 @@ def test_max_sweeps_is_respected_and_reported(name, dtype, device):
     assert missed.any() and (solution.status[missed] == Status.MAX_SWEEPS).all()
 
 
-def test_non_finite_problems_are_flagged(name, dtype, device):
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_non_finite_problems_are_flagged(name, dtype, device, value):
     qp = make_qp((4, 6, 3), 3, dtype, device, constraint="free", output_constraint="free")
     q = qp.q.clone()
-    q[1, 0] = torch.inf
+    q[1, 0] = value
     solution = solve(BoxQP(qp.hessian, q, qp.lo, qp.hi), solver=name)
     assert solution.status.tolist() == [Status.CONVERGED, Status.NON_FINITE, Status.CONVERGED]
 

@@ -1,5 +1,6 @@
 """Learning: objectives, and the one loop that trains them all."""
 
+from lrrn.learning.many import fit_many
 from lrrn.learning.monitor import DivergenceError
 from lrrn.learning.objectives import (
     Batch,
@@ -29,4 +30,5 @@ __all__ = [
     "Settings",
     "SquaredError",
     "Trainer",
+    "fit_many",
 ]

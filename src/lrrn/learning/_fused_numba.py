@@ -151,7 +151,7 @@ def _solve(
         threshold[i] = (0.9 * tol) ** 2 * max(1.0, square)
     if not cold:
         residuals(panels, layout, inverse_diagonal, place, LANES, low, high, q, z, g, norms)
-    descend(panels, layout, inverse_diagonal, place, LANES, low, high, threshold, max_sweeps, z, g, used)
+    descend(panels, layout, inverse_diagonal, place, LANES, low, high, threshold, max_sweeps, norms[:0], z, g, used)
     residuals(panels, layout, inverse_diagonal, place, LANES, low, high, q, z, g, norms)
     done = True
     for i in range(n):

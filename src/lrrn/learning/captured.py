@@ -7,6 +7,7 @@ taken, it is tried on a batch without learning from it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import final
@@ -25,6 +26,7 @@ SHORT = 2e-3
 """Share of samples above the aim from which on sweeps are too few."""
 SAFETY = 0.5
 """The aim is at most this share of the tolerance, so that sweeps are added before anything misses it."""
+_capturing = threading.Lock()
 WARM_UP = 3
 """Steps taken as they are before the first graph is captured: libraries allocate and kernels compile in them."""
 
@@ -166,9 +168,12 @@ class CapturedSteps:
         if self.sweeps not in self._graphs:
             graph = torch.cuda.CUDAGraph()
             others = next(iter(self._graphs.values()), None)
-            torch.cuda.synchronize(self._device)
-            with torch.cuda.graph(graph, pool=None if others is None else others.pool(), stream=self._stream):
-                self._step()
+            pool = None if others is None else others.pool()
+            # other threads may be training other networks meanwhile, but not capturing
+            with _capturing:
+                torch.cuda.synchronize(self._device)
+                with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+                    self._step()
             self._graphs[self.sweeps] = graph
         return self._graphs[self.sweeps]
 

@@ -151,6 +151,10 @@ class Trainer:
             self._return_to_best()
         return self.history
 
+    def interrupt(self) -> None:
+        """Have a fit that is under way in another thread end after the step it is at, as Ctrl-C does."""
+        self._interrupted = True
+
     # --- an epoch -----------------------------------------------------------------------------------------------------
 
     def _epoch(self, data: Data, counts: SolveCounts, bar: ProgressBar, identity: dict[str, Any]) -> None:

@@ -52,13 +52,55 @@ def invert_diagonal(inverse_diagonal: Any, unit: int, block: Any) -> int:
 
 @kernel
 def _fill_lane(s: int, i: int, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
-    row = 0 if lo.shape[0] == 1 else i
+    """Put a sample into a lane; bounds that all samples share are there already."""
     for j in range(place.shape[0]):
         m = place[j]
         zs[m, s] = z[i, j]
         gs[m, s] = g[i, j]
-        los[m, s] = lo[row, j]
-        his[m, s] = hi[row, j]
+    if lo.shape[0] > 1:
+        for j in range(place.shape[0]):
+            m = place[j]
+            los[m, s] = lo[i, j]
+            his[m, s] = hi[i, j]
+
+
+@kernel
+def _fill_bounds(lanes: int, place: Any, lo: Any, hi: Any, los: Any, his: Any) -> None:
+    """Put bounds that all samples share into every lane."""
+    for j in range(place.shape[0]):
+        m = place[j]
+        for s in range(lanes):
+            los[m, s] = lo[0, j]
+            his[m, s] = hi[0, j]
+
+
+@kernel
+def _fill_correction(
+    s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any
+) -> None:
+    """Put the problem of what is to be added to ``z``, in units of ``unit``, into a lane."""
+    row = 0 if lo.shape[0] == 1 else i
+    scale = 1 / unit
+    for j in range(place.shape[0]):
+        m = place[j]
+        zs[m, s] = 0
+        gs[m, s] = g[i, j] * scale
+        los[m, s] = (lo[row, j] - z[i, j]) * scale
+        his[m, s] = (hi[row, j] - z[i, j]) * scale
+
+
+@kernel
+def _add_correction(s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z: Any, zs: Any, los: Any, his: Any) -> None:
+    """Add a lane's answer to ``z``; what reached a bound gets the bound itself."""
+    row = 0 if lo.shape[0] == 1 else i
+    for j in range(place.shape[0]):
+        m = place[j]
+        if zs[m, s] == los[m, s]:
+            z[i, j] = lo[row, j]
+        elif zs[m, s] == his[m, s]:
+            z[i, j] = hi[row, j]
+        else:
+            z[i, j] = min(max(z[i, j] + unit * zs[m, s], lo[row, j]), hi[row, j])
 
 
 @kernel
@@ -70,26 +112,36 @@ def descend(
     lanes: int,
     lo: Any,  # (1 or n, dim)
     hi: Any,  # (1 or n, dim)
-    threshold: Any,  # (n,) float64: stop when the squared KKT residual is at most this
+    threshold: Any,  # (n,) float64: stop when the squared KKT residual is at most this, in the unit's square if there is one
     max_sweeps: int,
+    unit: Any,  # (n,) float64: sweep on what is to be added to z, in these units and in the panels' type; empty: on z itself
     z: Any,  # (n, dim), in and out
     g: Any,  # (n, dim): H z - q at the start
     used: Any,  # (n,) int64, out: sweeps spent
 ) -> None:
-    """Sweep until every sample has converged, became non-finite or had ``max_sweeps`` sweeps."""
+    """Sweep until every sample has converged, became non-finite or had ``max_sweeps`` sweeps.
+
+    A correction that does not lessen the residual, or is not finite, is dropped.
+    """
     n, dim = z.shape
     padded = inverse_diagonal.shape[0]
-    zs = np.zeros((padded, lanes), z.dtype)
-    gs = np.zeros((padded, lanes), z.dtype)
-    los = np.zeros((padded, lanes), z.dtype)
-    his = np.zeros((padded, lanes), z.dtype)
+    zs = np.zeros((padded, lanes), panels.dtype)
+    gs = np.zeros((padded, lanes), panels.dtype)
+    los = np.zeros((padded, lanes), panels.dtype)
+    his = np.zeros((padded, lanes), panels.dtype)
+    corrects = unit.shape[0] > 0
+    if lo.shape[0] == 1 and not corrects:
+        _fill_bounds(lanes, place, lo, hi, los, his)
     residual = np.zeros(lanes, np.float64)
     sample = np.full(lanes, -1, np.int64)
     count = np.zeros(lanes, np.int64)
     following = 0
     for s in range(min(lanes, n)):
         sample[s] = following
-        _fill_lane(s, following, place, lo, hi, z, g, zs, gs, los, his)
+        if corrects:
+            _fill_correction(s, following, unit[following], place, lo, hi, z, g, zs, gs, los, his)
+        else:
+            _fill_lane(s, following, place, lo, hi, z, g, zs, gs, los, his)
         following += 1
     busy = following
     while busy > 0:
@@ -104,12 +156,18 @@ def descend(
             if residual[s] > threshold[i] and residual[s] < np.inf and count[s] < max_sweeps:
                 continue
             used[i] = count[s]
-            for j in range(dim):
-                z[i, j] = zs[place[j], s]
+            if corrects and residual[s] <= 1:
+                _add_correction(s, i, unit[i], place, lo, hi, z, zs, los, his)
+            elif not corrects:
+                for j in range(dim):
+                    z[i, j] = zs[place[j], s]
             if following < n:
                 sample[s] = following
                 count[s] = 0
-                _fill_lane(s, following, place, lo, hi, z, g, zs, gs, los, his)
+                if corrects:
+                    _fill_correction(s, following, unit[following], place, lo, hi, z, g, zs, gs, los, his)
+                else:
+                    _fill_lane(s, following, place, lo, hi, z, g, zs, gs, los, his)
                 following += 1
             else:
                 sample[s] = -1
@@ -142,6 +200,8 @@ def residuals(
     los = np.zeros((padded, lanes), z.dtype)
     his = np.zeros((padded, lanes), z.dtype)
     squares = np.zeros(lanes, np.float64)
+    if lo.shape[0] == 1:
+        _fill_bounds(lanes, place, lo, hi, los, his)
     for start in range(0, n, lanes):
         count = min(lanes, n - start)
         for s in range(count):

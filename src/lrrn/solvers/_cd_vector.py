@@ -100,7 +100,11 @@ def multiply_panel(typing_context: Any, zs: Any, gs: Any, panels: Any, offset: A
             lane = builder.mul(group.index, v.number(v.width))
             places = [builder.add(builder.mul(builder.add(unit, v.number(i)), lanes), lane) for i in range(PANEL)]
             values = [v.load(v.address(z.data, place)) for place in places]
-            _update_rows(v, g, panel, values, lanes, lane, offset, first, rows)
+            some = ir.Constant(ir.VectorType(ir.IntType(1), v.width), [0] * v.width)
+            for value in values:
+                some = builder.or_(some, builder.fcmp_unordered("!=", value, v.zero))
+            with builder.if_then(v.any(some)):
+                _update_rows(v, g, panel, values, lanes, lane, offset, first, rows)
         return context.get_dummy_value()
 
     return signature, generate

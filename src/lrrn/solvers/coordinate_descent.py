@@ -19,11 +19,21 @@ THREAD_WORK = 2**22
 """Multiply-adds of a sweep below which a second thread does not pay."""
 LANES = 16
 """Samples the kernel works on side by side: one vector of float32, two of float64."""
+SINGLE_ROUNDS, GAIN = 2, 1e-5
+"""Rounds of sweeps that a float64 problem spends on corrections in float32, and the most each is to lessen the residual."""
+SINGLE_FROM = 2**17
+"""Multiply-adds of a sweep from which that pays for the residuals between."""
+SMALLEST = 1e-18
+"""Float32 holds a Hessian whose diagonal lies between this and its inverse, with room for products."""
 
 
 @final
 class CoordinateDescent:
-    """Gauss-Seidel sweeps with the gradient kept up to date; stops sample by sample on the KKT residual."""
+    """Gauss-Seidel sweeps with the gradient kept up to date; stops sample by sample on the KKT residual.
+
+    The first sweeps of a large float64 problem work in float32, at twice the pace, on what is to be added to the point: a
+    correction need not be known to more digits than it has. Gradients and residuals between rounds are float64 throughout.
+    """
 
     name = "coordinate_descent"
     chunk = 32
@@ -39,13 +49,17 @@ class CoordinateDescent:
 
     def begin(self, qp: BoxQP) -> _Descent:
         """Pack the Hessian into panels."""
-        return _Descent(pack(qp.hessian))
+        packed = pack(qp.hessian)
+        pays = packed.panels.size >= SINGLE_FROM and qp.n_samples > LANES // 2 and qp.q.dtype == torch.float64
+        return _Descent(packed, single(qp.hessian) if pays else None)
 
 
 @final
 class _Descent:
-    def __init__(self, packed: _Packed) -> None:
-        self._packed = packed
+    def __init__(self, packed: _Packed, single: _Packed | None) -> None:
+        self._packed, self._single = packed, single
+        self._rounds = 0
+        self._norms = np.zeros(0)
         self._min_rows = max(LANES, THREAD_WORK // packed.panels.size)
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
@@ -54,6 +68,11 @@ class _Descent:
         used = torch.zeros(qp.n_samples, dtype=torch.int64)
         # a little inside the threshold, so that the loop's recomputed residual agrees
         squared = (0.9 * threshold.numpy()) ** 2
+        packed, unit = self._packed, self._norms[:0]
+        if self._single is not None and self._rounds < SINGLE_ROUNDS:
+            packed, unit = self._single, self._norms
+            squared = np.maximum(0.9 * threshold.numpy() / unit, GAIN) ** 2
+        self._rounds += 1
         points, gradients, counts = z.numpy(), g.numpy(), used.numpy()
         lo, hi = qp.lo.numpy(), qp.hi.numpy()
 
@@ -61,12 +80,13 @@ class _Descent:
             rows = slice(start, stop)
             bound_rows = rows if lo.shape[0] > 1 else slice(0, 1)
             descend(
-                *self._packed,
-                LANES // 2 if stop - start <= LANES // 2 and z.dtype == torch.float64 else LANES,
+                *packed,
+                LANES // 2 if stop - start <= LANES // 2 and packed.panels.dtype == np.float64 else LANES,
                 lo[bound_rows],
                 hi[bound_rows],
                 squared[rows],
                 sweeps,
+                unit[rows],
                 points[rows],
                 gradients[rows],
                 counts[rows],
@@ -89,10 +109,11 @@ class _Descent:
             residuals(*self._packed, LANES, lo[bound_rows], hi[bound_rows], q[rows], points[rows], gradients[rows], norms[rows])
 
         over_rows(work, qp.n_samples, self._min_rows)
+        self._norms = norms
         return g, torch.from_numpy(norms)
 
     def keep(self, rows: Tensor) -> None:
-        pass
+        self._norms = self._norms[rows.numpy()]
 
 
 class _Packed(NamedTuple):
@@ -121,6 +142,16 @@ def pack(h: BlockTridiagonal) -> _Packed:
         at = fill_panels(panels, at, np.ascontiguousarray(below), block, above)
         unit = invert_diagonal(inverse_diagonal, unit, block)
     return _Packed(panels, layout, inverse_diagonal, place)
+
+
+@once_per_hessian
+def single(h: BlockTridiagonal) -> _Packed | None:
+    """Return the panels of a float64 Hessian in float32, or None if its diagonal does not fit there."""
+    packed = pack(h)
+    inverse = packed.inverse_diagonal[packed.place]
+    if not (np.all(inverse > SMALLEST) and np.all(inverse < 1 / SMALLEST)):
+        return None
+    return packed._replace(panels=packed.panels.astype(np.float32), inverse_diagonal=packed.inverse_diagonal.astype(np.float32))
 
 
 @lru_cache(maxsize=64)

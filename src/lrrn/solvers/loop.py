@@ -141,7 +141,7 @@ class _Run:
     def result(self) -> QPSolution:
         sweeps = torch.zeros_like(self.residual, dtype=torch.int64) if self.sweeps is None else self.sweeps
         # an overflow may hide where a unit is held by its bound, with the wrong sign
-        finite = self.gradient.isfinite().all(-1)
+        finite = (self.gradient * 0).sum(-1) == 0  # nan if any is nan or infinite, at a fraction of isfinite's cost
         missed = ~(self.residual <= self.must) | ~finite
         status = missed.to(torch.int64)  # CONVERGED is 0, MAX_SWEEPS is 1
         if bool(missed.any()):
