@@ -2,8 +2,8 @@
 
 The run is ``lrrn train digits --checkpoint --resume``, with a checkpoint every 50 ms, in the middle of epochs too. A quarter of
 the kills come while the process starts, a quarter at a random time of training, half while a checkpoint is being written. After
-every kill the checkpoint must load, the restarted run must continue from it, and no log may hold half a line. The undisturbed
-run writes no checkpoints at all.
+every kill the checkpoint must load, the restarted run must continue from it, and the log must be in order, but for a last line
+that may be cut off. The undisturbed run writes no checkpoints at all.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def killed(process: subprocess.Popen[str], number: int, kind: str, folder: Path,
     entry: dict[str, Any] = {"kill": number, "while": kind}
     entry["resumed_from"] = [begun, begun_step] if begun >= 0 else None
     entry["died_at"] = [epoch, step] if epoch >= 0 else None
-    entry["half_written_beside_it"] = remains(folder)
+    entry["unfinished_beside_it"] = remains(folder)
     where = position(checkpoint)  # raises unless the checkpoint is whole
     entry["checkpoint"] = None if where is None else [where["epoch"], where["step"]]
     entry["sha256"] = None if where is None else hashlib.sha256(checkpoint.read_bytes()).hexdigest()
@@ -139,7 +139,7 @@ def disturb(
         cells = [
             "-" if value is None else "{}/{}".format(*value) for value in (entry["resumed_from"], entry["died_at"], expected)
         ]
-        half = "+".join(map(str, entry["half_written_beside_it"])) or "-"
+        half = "+".join(map(str, entry["unfinished_beside_it"])) or "-"
         print(
             f"{number:4} {kind:9} {cells[0]:>13} {cells[1]:>11} {half:>10} {cells[2]:>11} {(entry['sha256'] or '-')[:16]}",
             flush=True,
@@ -193,9 +193,9 @@ def main() -> int:
             "disturbed_seconds": time.monotonic() - began,
         }
     # what lies beside it when a process died before it trained is of an earlier one
-    while_writing = sum(1 for entry in table if entry["half_written_beside_it"] and entry["died_at"])
+    while_writing = sum(1 for entry in table if entry["unfinished_beside_it"] and entry["died_at"])
     equal = report["undisturbed"] == report["disturbed"]
-    print(f"{len(table)} kills, {while_writing} of them with a checkpoint half-written beside the whole one")
+    print(f"{len(table)} kills, {while_writing} of them with an unfinished checkpoint beside the whole one")
     print(f"final parameters undisturbed  {report['undisturbed']}")
     print(f"after the kills, {'equal' if equal else 'OTHERS'}        {report['disturbed']}")
     if options.json:
