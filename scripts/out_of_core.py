@@ -109,7 +109,7 @@ def run(folder: Path, suffix: str, spare: int) -> dict[str, Any]:
     model, small, large = folder / "model.safetensors", folder / f"small{suffix}", folder / f"large{suffix}"
     X, y = rows(rng, 400)
     lrrn.save(lrrn.LRRNClassifier(hidden_sizes=(8,), epochs=1, random_state=0).fit(X, y), model)
-    words = certify(None, model, small, write(small, 20_000), folder / "small.npz").stdout.splitlines()[-1].split()
+    words = certify(None, model, small, write(small, 20_000), folder / "radii.npz").stdout.splitlines()[-1].split()
     limit = 1024 * int(words[1]) + spare * MIB
     n = -(-2 * limit // (4 * FEATURES))
     target = write(large, n)
@@ -118,9 +118,9 @@ def run(folder: Path, suffix: str, spare: int) -> dict[str, Any]:
         failed = under(limit, [sys.executable, "-c", load, str(large)])
         assert failed.returncode and "MemoryError" in failed.stderr, "the limit does not bite"
     start = time.perf_counter()
-    certify(limit, model, large, target, folder / "large.npz")
+    certify(limit, model, large, target, folder / "radii.npz")
     seconds = time.perf_counter() - start
-    compared = again(model, large, target, folder / "large.npz", n)
+    compared = again(model, large, target, folder / "radii.npz", n)
     report = {
         "file": suffix,
         "limit_bytes": limit,
@@ -138,14 +138,17 @@ def run(folder: Path, suffix: str, spare: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a .npy file only")
-    parser.add_argument("--spare", type=int, default=64, help="MiB the process may have beyond what a small data set takes")
+    parser.add_argument(
+        "--spare", type=int, default=64, help="MiB beyond what a small data set takes, four times that for Parquet"
+    )
     parser.add_argument("--folder", type=Path, help="where to put the data, some GB; the system's folder for such if not given")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
     reports = []
     for suffix in (".npy",) if options.quick else (".npy", ".npz", ".parquet"):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            reports.append(run(Path(folder), suffix, options.spare))
+            # Arrow holds the description of every group of rows, and memory in pieces
+            reports.append(run(Path(folder), suffix, options.spare * (4 if suffix == ".parquet" else 1)))
         print(json.dumps(reports[-1]), flush=True)
     report: dict[str, Any] = {"larger than memory": reports}
     if not options.quick:
