@@ -1,8 +1,8 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo explore test coverage browser lint types contracts mutate interpret docs scale-out bench reproduce \
-	reproduce-quick record clean
+.PHONY: help demo explore test coverage browser lint types contracts mutate interpret docs scale-out faults fuzz bench \
+	reproduce reproduce-quick record clean
 
 help:
 	@echo "make demo       train a network on handwritten digits"
@@ -12,6 +12,7 @@ help:
 	@echo "make docs       build the documentation, offline, and run every code block in it"
 	@echo "make mutate     inject defects and see that the tests notice"
 	@echo "make scale-out  two ranks against one, ranks killed and restarted, twice the memory scored: in short"
+	@echo "make faults     a process killed and restarted, damaged files, inferences of every scale: in short; make fuzz: in full"
 	@echo "make bench      time solving, training and certifying against their peers"
 	@echo "make reproduce  make the paper's tables and figures; make reproduce-quick: a smoke run of minutes"
 	@echo "make record     certified accuracy of our networks and of baselines on MNIST and Fashion-MNIST"
@@ -108,6 +109,16 @@ scale-out: .venv/.test
 	.venv/bin/python scripts/kill_ranks.py --kills 2
 	.venv/bin/python scripts/out_of_core.py --quick
 	.venv/bin/python examples/dask_grid_search.py
+
+# bounded versions, as above
+faults: .venv/.test
+	.venv/bin/python scripts/kill_process.py --kills 3
+	.venv/bin/python scripts/fuzz.py --inputs 4000
+	.venv/bin/python scripts/soak.py --solves 100000
+
+fuzz: .venv/.test
+	mkdir -p out
+	.venv/bin/python scripts/fuzz.py --json out/fuzz.json
 
 reproduce: .venv/.package
 	.venv/bin/lrrn reproduce all --output docs/reproduction

@@ -123,7 +123,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_doe
     ("arguments", "message"),
     [
         (["demo", "--device", "tpu"], "unknown device 'tpu'; use auto, cpu or cuda"),
-        (["demo", "--json", "/no/such/folder/out.json"], "its folder does not exist"),
+        (["demo", "--json", "/no/such/folder/out.json"], "the folder /no/such/folder does not exist; make it first"),
         (["bench", "--device", "cuda"], "runs on the CPU so far"),
         (["bench", "--repeats", "0"], "--repeats"),
         (["bench", "--suite", "nap"], "unknown suite 'nap'; use solve, depth, grad, train, certify, scaling or all"),
@@ -254,7 +254,7 @@ def test_samples_go_to_a_file_and_a_table_need_not_have_labels(tmp_path):
     for arguments, code, message in (
         (["certify", model, table], 2, "has no labels to compare predictions with"),
         (["evaluate", model, table, "--samples", tmp_path / "e.txt"], 1, "written as .npz or .parquet"),
-        (["evaluate", model, table, "--samples", "/no/such/folder/e.npz"], 2, "its folder does not exist"),
+        (["evaluate", model, table, "--samples", "/no/such/folder/e.npz"], 2, "folder /no/such/folder does not exist"),
     ):
         done = runner.invoke(app, [str(argument) for argument in arguments], terminal_width=200)
         assert done.exit_code == code and message in words(done.output), done.output

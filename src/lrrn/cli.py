@@ -86,7 +86,8 @@ def demo(
     from lrrn.demo import IMAGE_SHAPE, run
 
     json_file, page = _writable(json_file), _writable(page, make=True)
-    results = run(seed=seed, device=_device(device), verbose=True)
+    with _explained(None):
+        results = run(seed=seed, device=_device(device), verbose=True)
     _publish("Digits, a quarter held out", results, json_file, page, IMAGE_SHAPE)
 
 
@@ -362,9 +363,10 @@ def bench(
         print_parts(console, present(name, results[name]))
         if json_file is not None:
             # after every suite, so that an interrupted run leaves what it has
-            results = write_json(json_file, results, update)
+            with _explained(None):
+                results = write_json(json_file, results, update)
     if page is not None:
-        page.write_text(document(results, markdown=page.suffix == ".md"), encoding="utf-8")
+        _write(page, document(results, markdown=page.suffix == ".md"))
         console.print(f"tables and charts: {page}")
 
 
@@ -412,7 +414,8 @@ def info_command(
     from lrrn.info import as_rows, gather
 
     json_file = _writable(json_file)
-    report = gather(root, device if device == "auto" else _device(device))
+    with _explained(None):
+        report = gather(root, device if device == "auto" else _device(device))
     table = Table("section", "name", Column(overflow="fold"), box=None, show_header=False, padding=(0, 2, 0, 0))
     for row in as_rows(report):
         table.add_row(*row)
@@ -480,7 +483,7 @@ def _publish(
     console.print(table)
     _dump(json_file, {"title": title, "models": [result.as_json() for result in results]})
     if page is not None:
-        page.write_text(as_page(title, results, image_shape), encoding="utf-8")
+        _write(page, as_page(title, results, image_shape))
         console.print(f"charts and filters: {page}")
 
 
@@ -497,7 +500,7 @@ def _publish_audit(title: str, audit: Audit, json_file: Path | None, page: Path 
     console.print(summary(audit))
     _dump(json_file, {"title": title, **audit.as_json(samples is None)})
     if page is not None:
-        page.write_text(as_page(title, audit), encoding="utf-8")
+        _write(page, as_page(title, audit))
         console.print(f"chart: {page}")
 
 
@@ -588,7 +591,8 @@ def _shape(data: str, image: str | None, n_features: int) -> tuple[int, int] | N
 
 def _height_and_width(image: str) -> tuple[int, int]:
     height, _, width = image.partition("x")
-    if not (height.isdigit() and width.isdigit() and int(height) * int(width) > 0):
+    digits = height.isdecimal() and width.isdecimal() and len(image) < 20
+    if not (digits and int(height) * int(width) > 0):
         raise typer.BadParameter(f"--image should be HEIGHTxWIDTH, such as 28x28; got {image!r}")
     return int(height), int(width)
 
@@ -619,6 +623,11 @@ def _explained(checkpoint: Path | None) -> Iterator[None]:
     except (ValueError, ArithmeticError, OSError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch's own way to say so
+            raise
+        typer.echo(f"Error: not enough memory ({error}); take a smaller --hidden or --batch-size, or less data", err=True)
+        raise typer.Exit(1) from error
 
 
 def _device(name: str) -> str:
@@ -635,15 +644,26 @@ def _device(name: str) -> str:
 
 def _writable(path: Any, make: bool = False) -> Any:
     """Refuse a place that cannot be written before any work is done; make its folder if asked to."""
-    if path is not None and make:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    if path is not None and not path.resolve().parent.is_dir():
-        raise typer.BadParameter(f"cannot write {path}: its folder does not exist")
-    if path is not None and path.is_dir():
-        raise typer.BadParameter(f"cannot write {path}: it is a folder")
+    if path is None:
+        return None
+    from lrrn.storage import check_writable
+
+    try:
+        if make:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(path)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
     return path
+
+
+def _write(path: Path, text: str) -> None:
+    from lrrn.storage import write_bytes
+
+    with _explained(None):
+        write_bytes(path, text.encode())
 
 
 def _dump(path: Path | None, content: dict[str, Any]) -> None:
     if path is not None:
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        _write(path, json.dumps(content, indent=2) + "\n")

@@ -9,8 +9,10 @@ import csv
 import gzip
 import hashlib
 import logging
+import math
 import os
 import struct
+import tempfile
 import zlib
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +23,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lrrn.rows import ArrayRows, Rows, open_npy, open_npz, open_parquet
+from lrrn.rows import ArrayRows, Rows, open_npy, open_npz, open_parquet, unreadable
 from lrrn.rows import DataError as DataError
+from lrrn.rows.files import DEFLATED
 
 logger = logging.getLogger("lrrn.datasets")
 
@@ -79,7 +82,7 @@ TABLES = (".npz", ".npy", ".parquet", ".csv")
 """Endings of the files that :func:`open_table` reads."""
 PREFIX_FILES = "images-idx3-ubyte", "labels-idx1-ubyte"
 MAX_BYTES = 2**31
-"""Largest array an idx file may announce."""
+"""Largest array that an idx file may announce, or that labels may take."""
 
 
 def load(
@@ -238,6 +241,14 @@ def _download(name: str, file: str, folder: Path, advice: str) -> Path:
         import pooch
     except ImportError as error:
         raise DataError(f"downloading {file}.gz of {name} needs pooch: install it; or {advice}") from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise DataError(
+            f"{file}.gz of {name} could not be downloaded into {folder}, which cannot be written ({error.strerror}); {advice}"
+        ) from error
     failures = []
     level = pooch.get_logger().level
     pooch.get_logger().setLevel(logging.WARNING)  # it would announce every mirror on standard error
@@ -314,28 +325,50 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
     Returns
     -------
     uint8 array
+
+    Raises
+    ------
+    DataError
+        The file is missing, cannot be read or is damaged.
     """
     path = Path(path)
+    _check_there(path)
+    packed = path.suffix == ".gz"
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        with gzip.open(path, "rb") if packed else path.open("rb") as file:
             head = file.read(4)
             if len(head) < 4 or head[:2] != b"\0\0" or head[2] != 8 or not 1 <= head[3] <= 4:
                 raise DataError(f"{path} is not an idx file of bytes: it begins with {head!r}")
             n_axes = head[3]
             sizes = file.read(4 * n_axes)
             if len(sizes) < 4 * n_axes:
-                raise DataError(f"{path} is truncated: its header ends after {4 + len(sizes)} bytes")
+                raise DataError(f"{path} is truncated: its header ends after {4 + len(sizes)} bytes; fetch it again")
             shape = struct.unpack(f">{n_axes}I", sizes)
-            expected = int(np.prod(shape, dtype=object))
-            if expected > MAX_BYTES:
-                raise DataError(f"{path} announces {expected} bytes, more than {MAX_BYTES}; it is damaged")
-            content = file.read(expected + 1)
+            expected = math.prod(shape)
+            # reading takes memory for all it is asked for, so what is announced is checked first
+            most = min(MAX_BYTES, DEFLATED * path.stat().st_size) if packed else MAX_BYTES
+            room = math.prod(max(size, 1) for size in shape)  # NumPy has none for 0 x 10^19 bytes either
+            if expected > most or room > MAX_BYTES:
+                raise DataError(f"{path} announces {room} bytes, more than {most}; it is damaged: fetch it again")
+            there = expected if packed else path.stat().st_size - 4 - len(sizes)
+            content = file.read(min(expected, there) + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged ({error}); fetch it again") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
     if len(content) != expected:
         more = "more" if len(content) > expected else f"only {len(content)}"
         raise DataError(f"{path} should hold {expected} bytes after its header and holds {more}; fetch it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _check_there(path: Path) -> None:
+    try:
+        there = os.path.isfile(path)
+    except ValueError:  # a name that no file can have
+        there = False
+    if not there:
+        raise DataError(f"there is no file {path}")
 
 
 def open_table(path: str | os.PathLike[str], target: str | None = None) -> Rows:
@@ -358,8 +391,7 @@ def open_table(path: str | os.PathLike[str], target: str | None = None) -> Rows:
     if path.suffix not in TABLES:
         kinds = f"{', '.join(TABLES[:-1])} or {TABLES[-1]}"
         raise DataError(f"{path}: tables are read from {kinds} files, not from {path.suffix or 'one without a suffix'!r}")
-    if not path.is_file():
-        raise DataError(f"there is no file {path}")
+    _check_there(path)
     return dict(zip(TABLES, (open_npz, open_npy, open_parquet, _open_csv), strict=True))[path.suffix](path, target)
 
 
@@ -376,6 +408,12 @@ def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple
     X : float64 or float32 array of shape (n_samples, n_features)
     y : array of shape (n_samples,) or, in ``.npz`` files, (n_samples, n_targets), or None
         Integers where all targets are, otherwise numbers, otherwise strings.
+
+    Raises
+    ------
+    DataError
+        The file is missing, cannot be read, is damaged, or does not hold such a table. Nothing in it is ever executed, and no
+        memory is taken for more than it holds.
     """
     return open_table(path, target).everything()
 
@@ -388,8 +426,10 @@ def _read_csv(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [(number, row) for number, row in enumerate(csv.reader(file), 1) if row]
+    except OSError as error:
+        raise unreadable(path, error) from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a .csv file ({error})") from error
+        raise DataError(f"{path} is not a .csv file ({error}); save it as text in UTF-8") from error
     if not rows:
         raise DataError(f"{path} is empty")
     width = len(rows[0][1])
@@ -407,7 +447,7 @@ def _read_csv(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any
                 name = names[j] if has_names else j
                 raise DataError(f"{path}, line {number}: column {name!r} holds {row[j]!r}, which is no number; encode it first")
             table[i, k] = float(row[j])
-    return table, None if column is None else _plainest([row[column] for _, row in rows[has_names:]])
+    return table, None if column is None else _plainest(path, [row[column] for _, row in rows[has_names:]])
 
 
 def _target_column(path: Path, names: list[str], target: str | None) -> int | None:
@@ -417,7 +457,7 @@ def _target_column(path: Path, names: list[str], target: str | None) -> int | No
         return len(names) - 1
     if target in names and not _is_number(target):
         return names.index(target)
-    if target.isdigit() and int(target) < len(names):
+    if target.isdecimal() and len(target) < 10 and int(target) < len(names):
         return int(target)
     raise DataError(f"{path} has no column {target!r}; its first line is {', '.join(names)}")
 
@@ -430,11 +470,14 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _plainest(values: list[str]) -> NDArray[Any]:
+def _plainest(path: Path, values: list[str]) -> NDArray[Any]:
     """Return integers if all are, otherwise numbers if all are, otherwise strings."""
     for kind in (np.int64, np.float64):
         try:
             return np.array(values, dtype=kind)
         except (ValueError, OverflowError):
             continue
+    longest = max(map(len, values))
+    if 4 * longest * len(values) > MAX_BYTES:  # an array has room for the longest of them in every place
+        raise DataError(f"{path}: a target of {longest} characters is no label; name the column that holds targets")
     return np.array(values)

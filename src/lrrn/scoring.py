@@ -10,7 +10,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import shutil
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, final
@@ -134,7 +137,7 @@ class Parts:
 
         def prepare() -> list[tuple[int, int]]:
             self._folder.mkdir(exist_ok=True)
-            if record.is_file() and json.loads(record.read_text()) != json.loads(json.dumps(run)):
+            if record.is_file() and self._recorded(record) != json.loads(json.dumps(run)):
                 raise ValueError(
                     f"{self._folder} holds parts of another run, with another model, other data or settings; "
                     "remove it, or write elsewhere"
@@ -158,8 +161,7 @@ class Parts:
             first, last = self._stretch(part)
             if first != at:
                 break
-            with np.load(part, allow_pickle=False) as file:
-                columns.append({name: file[name] for name in file.files})
+            columns.append(self._columns(part))
             at = last
         if at != n_chunks:
             raise FileNotFoundError(
@@ -175,8 +177,26 @@ class Parts:
         shutil.rmtree(self._folder)
 
     def _stretch(self, part: Path) -> tuple[int, int]:
-        _, first, last = part.stem.split("-")
-        return int(first), int(last)
+        found = re.fullmatch(r"part-([0-9]{9})-([0-9]{9})", part.stem)
+        if found is None:
+            raise self._damaged(part, "parts have other names")
+        return int(found[1]), int(found[2])
+
+    def _recorded(self, record: Path) -> Any:
+        try:
+            return json.loads(record.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(record, error) from error
+
+    def _columns(self, part: Path) -> Columns:
+        try:
+            with part.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (ValueError, AttributeError, LookupError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise self._damaged(part, error) from error
+
+    def _damaged(self, file: Path, reason: object) -> storage.FileFormatError:
+        return storage.FileFormatError(f"{file} is damaged ({reason}); remove it, and the same command makes it anew")
 
 
 def _stamp(rows: Rows) -> list[Any]:

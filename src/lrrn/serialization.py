@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,10 @@ from lrrn import storage
 from lrrn.constraints import Interval
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.estimators._base import LiftedEstimator
+from lrrn.estimators.classifier import OBJECTIVES
 from lrrn.network import LRRN
 from lrrn.reference import PREFIX, Reference
+from lrrn.solvers import SOLVERS
 
 ESTIMATORS: dict[str, type[LiftedEstimator]] = {
     "classifier": LRRNClassifier,
@@ -26,6 +30,8 @@ NOT_SAVED = ("callbacks", "checkpoint", "log", "resume")
 ATTRIBUTES = ("classes_", "feature_names_in_", "n_features_in_", "history_", "offset_", "offset_in_", "scale_in_")
 ATTRIBUTES_OUT = ("offset_out_", "scale_out_", "_single", "_n_features_out", "_seed")
 
+MAX_BYTES = 2**28
+"""Largest array a header may announce."""
 REQUIRED = ("n_features_in_", "history_", "offset_in_", "scale_in_", "_seed")
 REQUIRED_OF = {
     "classifier": ("classes_",),
@@ -78,6 +84,15 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEsti
     Returns
     -------
     LRRN, LRRNClassifier, LRRNRegressor or LRRNEnergyModel
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    FileFormatError
+        It is truncated, damaged, foreign, a checkpoint, or of a newer release.
+    OSError
+        It cannot be read.
     """
     kind, tensors, header = storage.read(path, "network", *ESTIMATORS)
     try:
@@ -91,11 +106,12 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEsti
         estimator._set_history(estimator.history_)
         estimator._optimizer_state = None
         estimator.network_ = _network(header["network"], tensors, device)
-        if kind == "classifier" and len(estimator.classes_) != estimator.network_.sizes[-1]:
-            raise ValueError(f"{len(estimator.classes_)} classes for {estimator.network_.sizes[-1]} outputs")
+        _check_values(estimator)
         return estimator
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise storage.FileFormatError(f"{path} is damaged: its header does not fit a {kind} ({error})") from error
+        raise storage.FileFormatError(
+            f"{path} is damaged: its header does not fit a {kind} ({error}); restore it from a copy, or train it again"
+        ) from error
 
 
 def load_reference(path: str | os.PathLike[str]) -> Reference | None:
@@ -127,6 +143,56 @@ def _check_names(kind: str, parameters: dict[str, Any], attributes: dict[str, An
         raise KeyError(", ".join(sorted(strange | missing)))
 
 
+def _check_values(estimator: Any) -> None:
+    """Refuse what predicting would stumble over later."""
+    sizes = estimator.network_.sizes
+    fits = {
+        "n_features_in_": _is_count(estimator.n_features_in_) and estimator.n_features_in_ == sizes[0],
+        "offset_in_": _is_vector(estimator.offset_in_, sizes[0]),
+        "scale_in_": _is_number(estimator.scale_in_) and estimator.scale_in_ > 0,
+        "_seed": _is_count(estimator._seed),
+        "max_sweeps": _is_count(estimator.max_sweeps),
+        "standardize": isinstance(estimator.standardize, bool),
+    }
+    if hasattr(estimator, "feature_names_in_"):
+        names = estimator.feature_names_in_
+        fits["feature_names_in_"] = isinstance(names, np.ndarray) and names.shape == sizes[:1]
+    if isinstance(estimator, LRRNClassifier):
+        classes = estimator.classes_
+        fits["classes_"] = isinstance(classes, np.ndarray) and classes.shape == sizes[-1:]
+        fits["objective"] = estimator.objective in OBJECTIVES
+        temperature = estimator.temperature
+        pair = temperature if isinstance(temperature, tuple) and len(temperature) == 2 else (temperature,)
+        fits["temperature"] = all(_is_number(value) and value > 0 for value in pair)
+    if isinstance(estimator, LRRNRegressor):
+        fits["offset_out_"] = _is_vector(estimator.offset_out_, sizes[-1])
+        fits["scale_out_"] = _is_vector(estimator.scale_out_, sizes[-1])
+        fits["_single"] = isinstance(estimator._single, bool) and (not estimator._single or sizes[-1] == 1)
+    if isinstance(estimator, LRRNEnergyModel):
+        fits["offset_"] = _is_number(estimator.offset_)
+        fits["_n_features_out"] = _is_count(estimator._n_features_out) and estimator._n_features_out == sizes[-1]
+    wrong = [name for name, fine in fits.items() if not fine]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is {getattr(estimator, wrong[0])!r}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_vector(value: Any, length: int) -> bool:
+    return (
+        isinstance(value, np.ndarray)
+        and value.shape == (length,)
+        and value.dtype.kind == "f"
+        and bool(np.isfinite(value).all())
+    )
+
+
 def _structure(net: LRRN) -> dict[str, Any]:
     storage.to_dtype(str(net.W[0].dtype).removeprefix("torch."))  # refuse what load could not read
     return {
@@ -149,6 +215,12 @@ def _network(structure: dict[str, Any], tensors: dict[str, Tensor], device: str)
     for k, shape in enumerate(zip(sizes[1:], sizes[:-1], strict=True)):
         if tensors[f"W.{k}"].shape != shape:  # before memory is taken for what the header says
             raise ValueError(f"W.{k} is of shape {tuple(tensors[f'W.{k}'].shape)}, not {shape}")
+    if structure["solver"] not in ("auto", *SOLVERS):
+        raise ValueError(f"unknown solver {structure['solver']!r}")
+    if not (_is_count(structure["max_sweeps"]) and structure["max_sweeps"] > 0):
+        raise ValueError(f"max_sweeps is {structure['max_sweeps']!r}")
+    if structure["tol"] is not None and not (_is_number(structure["tol"]) and structure["tol"] > 0):
+        raise ValueError(f"tol is {structure['tol']!r}")
     intervals = [Interval(float(lo), float(hi)) for lo, hi in structure["intervals"]]
     net = LRRN(
         structure["sizes"],
@@ -193,9 +265,22 @@ def _restored(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "array" in value:
-        return np.array(value["array"], dtype=value["dtype"])
+        return _array(value["array"], value["dtype"])
     if value.get("of") == "interval":
         return Interval(*(float(end) for end in value["tuple"]))
     if "tuple" in value:
         return tuple(_restored(item) for item in value["tuple"])
     return {_restored(key): _restored(item) for key, item in value["items"]}
+
+
+def _array(values: Any, dtype: Any) -> np.ndarray:
+    """Build an array of a type that :func:`_plain` writes, and of a size its values account for."""
+    if not isinstance(dtype, str) or re.fullmatch(r"[<>|]?([biuf]\d{1,2}|U\d{1,6})|object", dtype) is None:
+        raise ValueError(f"arrays of {dtype!r} are not read")
+    if _leaves(values) * np.dtype(dtype).itemsize > MAX_BYTES:  # such as millions of empty strings, each of a megabyte
+        raise ValueError(f"an array of {dtype} is announced that would take more than {MAX_BYTES} bytes")
+    return np.array(values, dtype=dtype)
+
+
+def _leaves(values: Any) -> int:
+    return sum(_leaves(item) for item in values) if isinstance(values, list) else 1

@@ -11,6 +11,7 @@ from lrrn.bench import certify, depth, grad, scaling, solve, train
 from lrrn.bench.clock import POLICY, Settings, machine
 from lrrn.bench.headlines import headlines
 from lrrn.bench.tables import Part, as_markdown, as_page
+from lrrn.storage import write_bytes
 
 SUITES = {"solve": solve, "depth": depth, "grad": grad, "train": train, "certify": certify, "scaling": scaling}
 
@@ -49,7 +50,7 @@ def write_json(path: Path, results: Results, update: bool) -> Results:
     before: Results = json.loads(path.read_text()) if update and path.is_file() else {}
     both = {**before, **results}
     ordered = {name: both[name] for name in SUITES if name in both}
-    path.write_text(json.dumps(ordered, indent=1) + "\n")
+    write_bytes(path, (json.dumps(ordered, indent=1) + "\n").encode())
     return ordered
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from lrrn.compiled import kernel
 from lrrn.learning._gemm import gemm
 from lrrn.solvers._cd_numba import descend, fill_panels, invert_diagonal, residuals
 
@@ -20,7 +20,7 @@ ACCEPTED = 3.0
 """A sample whose residual stays above the tolerance by less than this factor is left at that: rounding may not allow more."""
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _pack(
     flat: Any,
     w_at: Any,
@@ -66,7 +66,7 @@ def _pack(
         below = above
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _linear(
     flat: Any, w_at: Any, b_at: Any, c_at: Any, sizes: Any, a: Any, ab: Any, both: Any, blocks: int, x: Any, q: Any
 ) -> None:
@@ -97,7 +97,7 @@ def _linear(
         start += d
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _clamp(
     flat: Any, w_at: Any, b_at: Any, sizes: Any, a: Any, both: Any, last: int, eliminated: bool, y: Any, q: Any, out: Any
 ) -> None:
@@ -117,7 +117,7 @@ def _clamp(
     gemm(n, d, width, one, pull, 0, width, False, flat, w_at[last], d, False, one, out, hidden - d, hidden)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _solve(
     panels: Any,
     plan: Any,
@@ -164,7 +164,7 @@ def _solve(
     return done
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _mismatch(
     flat: Any,
     w_at: int,
@@ -201,7 +201,7 @@ def _mismatch(
         gemm(n, d, d_in, -one, below, below_at, below_stride, False, flat, w_at, d_in, True, one, to, 0, d)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _add_layer(
     flat: Any,
     w_at: int,
@@ -260,7 +260,7 @@ def _add_layer(
             )  # fmt: skip
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _add_first_difference(
     flat: Any,
     w_at: int,
@@ -331,7 +331,7 @@ def _add_first_difference(
         gemm(d, d_in, 1, -ab, total, 0, d, True, flat, c_at, d_in, False, one, out, w_at, d_in)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _add_later_differences(
     flat: Any,
     w_at: Any,
@@ -388,7 +388,7 @@ def _add_later_differences(
         at += d
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _add_constant(
     flat: Any,
     w_at: int,
@@ -418,7 +418,7 @@ def _add_constant(
             losses[i] += sign * 0.5 * factor * total
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def energy_step(
     flat: Any,  # (p,): the parameters
     w_at: Any,  # (L,) int64: where each W_k begins

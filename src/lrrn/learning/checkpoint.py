@@ -97,9 +97,9 @@ def save(
 
 
 def peek(path: str | os.PathLike[str]) -> str:
-    """Return the stage a checkpoint belongs to."""
+    """Return the stage a checkpoint belongs to; raise FileFormatError if it is damaged."""
     _, _, header = storage.read(path, KIND)
-    return str(header["position"]["stage"])
+    return _position(path, header).stage
 
 
 @torch.no_grad()
@@ -109,20 +109,84 @@ def restore(
     groups: dict[str, Sequence[Tensor]],
     optimizer: torch.optim.Optimizer,
 ) -> Position:
-    """Read a checkpoint into the tensors given; refuse one that belongs to another run."""
+    """Read a checkpoint into the tensors given, all of it or nothing.
+
+    Raises
+    ------
+    ValueError
+        It belongs to another run.
+    FileFormatError
+        It is damaged.
+    """
     _, tensors, header = storage.read(path, KIND)
-    other = header["settings"]
+    position = _position(path, header)
+    other = header.get("settings")
+    if not isinstance(other, dict):
+        raise _damaged(path, "it has no settings")
     changed = [key for key in sorted({*settings, *other}) if settings.get(key) != other.get(key)]
     if changed:
         detail = "; ".join(f"{key}: {other.get(key)!r} there, {settings.get(key)!r} here" for key in changed)
         raise ValueError(f"{path} belongs to another run ({detail}). Start anew without resuming, or restore those settings")
+    pairs = []
     for name, group in groups.items():
         for i, t in enumerate(group):
-            t.copy_(tensors[f"{name}/{i}"])
+            stored = tensors.get(f"{name}/{i}")
+            if stored is None or stored.shape != t.shape or stored.dtype != t.dtype:
+                raise _damaged(path, f"its {name} {i} is not a {t.dtype} tensor of shape {tuple(t.shape)}")
+            pairs.append((t, stored))
+    state = _optimizer_state(path, tensors, optimizer)
+    for t, stored in pairs:
+        t.copy_(stored)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    return position
+
+
+def _damaged(path: str | os.PathLike[str], what: str) -> storage.FileFormatError:
+    return storage.FileFormatError(
+        f"{path} is damaged: {what}. Remove it to start anew, or restore it from a copy; it was left as it is"
+    )
+
+
+def _position(path: str | os.PathLike[str], header: Any) -> Position:
+    """Return where the run stands, after a look at the type of every entry."""
+    stored = header.get("position") if isinstance(header, dict) else None
+    if not isinstance(stored, dict):
+        raise _damaged(path, "it does not say where the run stands")
+    fits = {
+        "stage": isinstance(stored.get("stage"), str),
+        "history": isinstance(stored.get("history"), list),
+        "best_score": stored.get("best_score", "") is None or type(stored.get("best_score")) in (int, float),
+    }
+    for name in ("epoch", "step", "samples", "sweeps", "missed", "captured_sweeps", "best_epoch"):
+        fits[name] = type(stored.get(name)) is int and stored[name] >= 0
+    for name in ("loss_sum", "weight_sum"):
+        fits[name] = type(stored.get(name)) in (int, float)
+    wrong = [name for name in sorted({*fits, *stored}) if not fits.get(name, False)]
+    if wrong:
+        raise _damaged(path, f"its {wrong[0]} is {stored.get(wrong[0])!r}")
+    for record in stored["history"]:
+        if not (isinstance(record, dict) and isinstance(record.get("loss"), float) and isinstance(record.get("stage"), str)):
+            raise _damaged(path, f"its history holds {record!r}")
+    return Position(**stored)
+
+
+def _optimizer_state(
+    path: str | os.PathLike[str], tensors: dict[str, Tensor], optimizer: torch.optim.Optimizer
+) -> dict[int, dict[str, Tensor]]:
+    """Return the optimiser's state: nothing before its first step, and after it everything."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    adaptive = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if key.startswith("optimizer/"):
-            _, index, name = key.split("/")
+            _, index, name = [*key.split("/"), "", ""][:3]
+            if not index.isdecimal() or int(index) >= len(parameters):
+                raise _damaged(path, f"it holds {key!r}")
+            shape = torch.Size() if name == "step" else parameters[int(index)].shape
+            if value.shape != shape or not value.is_floating_point():
+                raise _damaged(path, f"its {key} is a {value.dtype} tensor of shape {tuple(value.shape)}")
             state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    return Position(**header["position"])
+    names = {"step", "exp_avg", "exp_avg_sq"} if adaptive else set()
+    if state and (len(state) < len(parameters) or any({*entry} != names for entry in state.values())):
+        raise _damaged(path, "the optimiser's state is incomplete")
+    return state

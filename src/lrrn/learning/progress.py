@@ -12,7 +12,7 @@ from typing import Any, final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from lrrn.storage import write_bytes
+from lrrn.storage import write_bytes, write_error
 
 
 @final
@@ -63,6 +63,10 @@ class JsonLines:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a line."""
-        if self._path is not None:
+        if self._path is None:
+            return
+        try:
             with self._path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise write_error(self._path, error) from error

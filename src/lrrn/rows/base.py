@@ -20,6 +20,11 @@ class DataError(ValueError):
     """A data file is missing, damaged or not what it should be."""
 
 
+def unreadable(path: object, error: OSError) -> DataError:
+    """Return the error to raise when the system did not let a file be read."""
+    return DataError(f"{path} cannot be read ({error.strerror or error}); see that it is there, whole, and yours to read")
+
+
 class Rows(ABC):
     """Samples with features and, where there are any, targets.
 
@@ -138,7 +143,10 @@ def check_shapes(name: str, X: tuple[int, ...], y: tuple[int, ...] | None) -> No
 
 def as_features(X: Array) -> Array:
     """Return float32 as it is and anything else as float64."""
-    return X if X.dtype == np.float32 else X.astype(np.float64, copy=False)
+    if X.dtype == np.float32:
+        return X
+    with np.errstate(over="ignore"):  # what float64 cannot hold becomes infinite, and is refused as such
+        return X.astype(np.float64, copy=False)
 
 
 def regrouped(pieces: Iterable[Piece], size: int) -> Iterator[Piece]:

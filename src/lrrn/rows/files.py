@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -14,10 +15,26 @@ from typing import IO, NamedTuple, final
 import numpy as np
 from numpy.lib import format as npy
 
-from lrrn.rows.base import Array, ArrayRows, DataError, Piece, Rows, as_features, check_shapes
+from lrrn.rows.base import Array, ArrayRows, DataError, Piece, Rows, as_features, check_shapes, unreadable
 
 SKIP_BYTES = 2**22
-BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, NotImplementedError)
+MAX_BYTES, MAX_RATIO = 2**31, 100
+"""An array of more bytes than this must not be packed tighter than that: no data are, and a small file could fill memory."""
+DEFLATED = 1032
+"""Most bytes that a byte of deflated data can stand for."""
+BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """What zipfile raises on archives that are damaged, encrypted or packed in a way it does not know."""
 
 
@@ -78,9 +95,12 @@ def open_npy(path: Path, target: str | None) -> Rows:
 
 
 def _npy_header(path: Path) -> _Header:
-    with path.open("rb") as file:
-        header = _read_header(file, str(path))
-    found = path.stat().st_size - header.offset
+    try:
+        with path.open("rb") as file:
+            header = _read_header(file, str(path))
+        found = path.stat().st_size - header.offset
+    except OSError as error:
+        raise unreadable(path, error) from error
     if found < header.n_bytes:
         raise DataError(f"{path} is damaged: it should hold {header.n_bytes} bytes after its header and holds {found}")
     return header
@@ -106,7 +126,12 @@ class MappedRows(Rows):
 def _window(path: Path, header: _Header, start: int, n: int) -> Array:
     """Return a copy of some rows; only they are ever mapped, so the file may be larger than the address space."""
     offset = header.offset + start * header.row_bytes
-    return np.array(np.memmap(path, header.dtype, "r", offset, (n, *header.shape[1:])))
+    try:
+        return np.array(np.memmap(path, header.dtype, "r", offset, (n, *header.shape[1:])))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:  # it has become shorter
+        raise DataError(f"{path} has changed while it was read ({error}); see that it is whole, and start again") from error
 
 
 # --- .npz ---------------------------------------------------------------------------------------------------------------
@@ -155,7 +180,9 @@ class _Archive:
         self._path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError, ValueError) as error:
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except BROKEN as error:
             raise DataError(f"{path} is damaged or no .npz file ({error})") from error
 
     def __enter__(self) -> _Archive:
@@ -173,6 +200,12 @@ class _Archive:
         return _Stream(self._zip, f"{name}.npy", self._path)
 
 
+def _plausible(info: zipfile.ZipInfo, size: int) -> bool:
+    """Whether an archive of this size can hold what it announces, so that memory is taken for nothing else."""
+    packed, ratio = info.compress_size, 1 if info.compress_type == zipfile.ZIP_STORED else DEFLATED
+    return packed <= size and info.file_size <= min(ratio * packed, max(MAX_BYTES, MAX_RATIO * packed))
+
+
 @final
 class _Stream:
     """An array of an archive, read row by row."""
@@ -180,9 +213,16 @@ class _Stream:
     def __init__(self, archive: zipfile.ZipFile, member: str, path: Path) -> None:
         self._path = path
         try:
-            self._file = archive.open(member)
+            info = archive.getinfo(member)
+            if not _plausible(info, path.stat().st_size):
+                raise self._damaged(f"{member} announces {info.file_size} bytes, packed into {info.compress_size}")
+            self._file = archive.open(info)
             self.header = _read_header(self._file, str(path))
-            promised = archive.getinfo(member).file_size - self.header.offset
+            promised = info.file_size - self.header.offset
+        except DataError:
+            raise
+        except OSError as error:
+            raise unreadable(path, error) from error
         except BROKEN as error:
             raise self._damaged(error) from error
         if promised != self.header.n_bytes:
@@ -207,6 +247,8 @@ class _Stream:
     def _read(self, n: int) -> bytes:
         try:
             content = self._file.read(n)
+        except OSError as error:
+            raise unreadable(self._path, error) from error
         except BROKEN as error:
             raise self._damaged(error) from error
         if len(content) < n:

@@ -10,7 +10,7 @@ from typing import Any, final
 
 import numpy as np
 
-from lrrn.rows.base import Array, DataError, Piece, Rows, check_shapes, regrouped
+from lrrn.rows.base import Array, DataError, Piece, Rows, check_shapes, regrouped, unreadable
 
 BUFFER_BYTES = 2**16
 """What is read of a column at once; without it pyarrow takes a whole row group, which may be the whole file."""
@@ -27,6 +27,8 @@ def open_parquet(path: Path, target: str | None) -> Rows:
         with parquet.ParquetFile(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
             groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    except (FileNotFoundError, PermissionError) as error:
+        raise unreadable(path, error) from error
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged or no Parquet file ({error})") from error
     names = list(schema.names)
@@ -77,6 +79,8 @@ class ParquetRows(Rows):
                     if high > low:
                         yield self._piece(batch.slice(low, high - low), at + low)
                     at += batch.num_rows
+        except (FileNotFoundError, PermissionError) as error:
+            raise unreadable(self._path, error) from error
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{self._path} is damaged ({error})") from error
 

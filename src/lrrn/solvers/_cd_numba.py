@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from lrrn.compiled import kernel
 from lrrn.solvers._cd_vector import PANEL, multiply_panel, squared_residuals, sweep_panel
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def fill_panels(panels: Any, at: int, below: Any, block: Any, above: Any) -> int:
     """Write one layer's panels from position ``at`` on; return the position after them.
 
@@ -42,7 +42,7 @@ def fill_panels(panels: Any, at: int, below: Any, block: Any, above: Any) -> int
     return at
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def invert_diagonal(inverse_diagonal: Any, unit: int, block: Any) -> int:
     """Write one layer's part from padded unit ``unit`` on; return the padded unit after it."""
     for j in range(block.shape[0]):
@@ -50,7 +50,7 @@ def invert_diagonal(inverse_diagonal: Any, unit: int, block: Any) -> int:
     return unit + -(-block.shape[0] // PANEL) * PANEL
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _fill_lane(s: int, i: int, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
     """Put a sample into a lane; bounds that all samples share are there already."""
     for j in range(place.shape[0]):
@@ -64,7 +64,7 @@ def _fill_lane(s: int, i: int, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs:
             his[m, s] = hi[i, j]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _fill_bounds(lanes: int, place: Any, lo: Any, hi: Any, los: Any, his: Any) -> None:
     """Put bounds that all samples share into every lane."""
     for j in range(place.shape[0]):
@@ -74,7 +74,7 @@ def _fill_bounds(lanes: int, place: Any, lo: Any, hi: Any, los: Any, his: Any) -
             his[m, s] = hi[0, j]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _fill_correction(
     s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any
 ) -> None:
@@ -89,7 +89,7 @@ def _fill_correction(
         his[m, s] = (hi[row, j] - z[i, j]) * scale
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def _add_correction(s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z: Any, zs: Any, los: Any, his: Any) -> None:
     """Add a lane's answer to ``z``; what reached a bound gets the bound itself."""
     row = 0 if lo.shape[0] == 1 else i
@@ -103,7 +103,7 @@ def _add_correction(s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z
             z[i, j] = min(max(z[i, j] + unit * zs[m, s], lo[row, j]), hi[row, j])
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def descend(
     panels: Any,  # (total,): the Hessian, panel by panel
     layout: Any,  # (n_panels, 4) int64: offset in panels, first unit, first row, number of rows; in padded numbers
@@ -178,7 +178,7 @@ def descend(
                     his[m, s] = zs[m, s]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
+@kernel
 def residuals(
     panels: Any,
     layout: Any,

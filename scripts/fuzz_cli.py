@@ -1,0 +1,170 @@
+"""The command line as a target of the fuzzer: any arguments, with sound files and damaged ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from typer.testing import CliRunner
+
+import fuzz_inputs as inputs
+from fuzz_inputs import Chance
+from fuzz_targets import Target, Undocumented, models, npy_of, table
+from lrrn.cli import app
+
+STRANGE = (
+    "", " ", "-1", "0", "nan", "inf", "1e999", "x", "é", "\ud800", "²", "1,2", ",", "9" * 30, "--", "-", "/", "..", "a b", "%s",
+    "{0}", "\n", "[red]", "[/]",
+)  # fmt: skip
+COMMON = "--seed --device --json --page"
+OPTIONS = {
+    "train": "--model --objective --output --overwrite --hidden --epochs --batch-size --learning-rate --optimizer --target "
+    "--weight-decay --pretrain-epochs --standardize --test-share --data --checkpoint --resume --log --eps --image " + COMMON,
+    "evaluate": "--target --data --split --eps --image --samples " + COMMON,
+    "certify": "--target --data --split --eps --limit --method --samples " + COMMON,
+    "attack": "--target --data --split --eps --limit --method --steps --restarts --clip " + COMMON,
+    "demo": COMMON,
+    "bench": "--suite --quick --repeats --samples --rows --model --data --update " + COMMON,
+    "reproduce": "--quick --output --work --jobs --data --no-download --report-only --seed --device --json --dataset --rows "
+    "--seeds --stages --images --autoattack --budget --validation",
+    "explore": "--samples --target --data --image --host --port --no-open --seed --device --json",
+    "info": "--seed --device",
+}
+"""The options of every command, but those of ``info`` that look at all of the machine's data."""
+FLAGS = "--overwrite --standardize --resume --quick --update --no-download --report-only --validation --no-open".split()
+PLACES = "--json --page --log --checkpoint --samples --output --work --data".split()
+LABOUR = "--epochs --pretrain-epochs --steps --restarts --limit --batch-size".split()
+"""A large number here asks for long work, and gets it."""
+VALUES = {
+    "--model": "classifier regressor energy",
+    "--objective": "contrastive margin squared_error class_energy semi_supervised cross_entropy",
+    "--hidden": "4 3,3 4, 0 -3 1000000000 1e3 4;4",
+    "--epochs": "1 2",
+    "--batch-size": "1 4 100",
+    "--learning-rate": "0.1 1e-3 0 1e300",
+    "--optimizer": "sgd adam adamw",
+    "--weight-decay": "0 1e-3",
+    "--pretrain-epochs": "0 1",
+    "--test-share": "0.25 0.01 0.9 1",
+    "--target": "none label 0 2 -1",
+    "--eps": "0.1 0.1,0.2 -1 nan 1e308",
+    "--image": "1x3 3x1 2x2 0x3 x 3x ²x²",
+    "--device": "cpu auto cuda tpu",
+    "--split": "train test",
+    "--limit": "1 5 100",
+    "--steps": "1 2",
+    "--restarts": "1 2",
+    "--method": "auto paper pairwise spectral multiplier local",
+    "--clip": "0,1 1,0 0",
+    "--seed": "0 1 -5 4294967296 18446744073709551616",
+    "--suite": "solve all",
+    "--dataset": "mnist kmnist_7011",
+    "--port": "0 80 70000",
+    "--host": "127.0.0.1 nowhere",
+    "--rows": "wide logistic:2",
+    "--stages": "train all",
+}
+
+
+@final
+class Arguments(Target):
+    """Exit status 0, 1 or 2, a message unless it is 0, and never a traceback."""
+
+    name, share = "cli", 6
+
+    def __init__(self, folder: Path, canary: Path) -> None:
+        super().__init__(folder, canary)
+        X, y = table()
+        self.sound = models(folder)
+        np.savez(folder / "t.npz", X=X, y=np.array(["a", "b"])[y])
+        np.savez(folder / "n.npz", X=X, y=X[:, 0])
+        np.save(folder / "t.npy", X)
+        lines = [",".join(map(str, row)) + f",{'ab'[label]}" for row, label in zip(X, y, strict=True)]
+        (folder / "t.csv").write_text("\n".join(["f0,f1,f2,label", *lines]))
+        self.data = [folder / name for name in ("t.npz", "n.npz", "t.npy", "t.csv")]
+        self.runner = CliRunner()
+        keep_from_running()
+
+    def __call__(self, chance: Chance) -> str:
+        arguments = self.arguments(chance)
+        self.last = arguments
+        done = self.runner.invoke(app, arguments)
+        for name in ("out.safetensors", "lrrn-model.safetensors"):
+            (self.folder / name).unlink(missing_ok=True)
+        error = done.exception
+        if error is not None and not isinstance(error, SystemExit):
+            raise Undocumented(f"{type(error).__name__}: {error}") from error
+        if done.exit_code not in (0, 1, 2) or "Traceback" in done.output:
+            raise Undocumented(f"exit status {done.exit_code}: {done.output[-500:]}")
+        if done.exit_code and len(done.output.strip()) < 10:
+            raise Undocumented(f"exit status {done.exit_code} without a message: {done.output!r}")
+        return "refused" if done.exit_code else "accepted"
+
+    def arguments(self, chance: Chance) -> list[str]:
+        """Draw a command line, mostly one that could be meant."""
+        command = chance.choice([*OPTIONS, "train", "evaluate", "certify", "attack"])
+        given = [] if chance.random() < 0.97 else [chance.choice(["-v", "--verbose", "--version", "--help", *STRANGE])]
+        given.append(command if chance.random() < 0.98 else chance.choice(STRANGE))
+        if command in ("evaluate", "certify", "attack", "explore") and chance.random() < 0.97:
+            given.append(self.model(chance))
+        if command in ("train", "evaluate", "certify", "attack") and chance.random() < 0.97:
+            given.append(self.table(chance))
+        if command == "reproduce":
+            given.append(chance.choice(["table1", "all", "record", "tables"]))
+        known = OPTIONS[command].split()
+        for name in chance.sample(known, min(len(known), chance.choice([0, 1, 1, 2, 3, 5]))):
+            given += [name] if name in FLAGS else [name, self.value(name, chance)]
+        bounds = {"train": {"--epochs": "1", "--output": str(self.folder / "out.safetensors")}, "attack": {"--steps": "1"}}
+        for name, value in bounds.get(command, {}).items():
+            given += [] if name in given else [name, value]
+        if chance.random() < 0.03:
+            given.insert(chance.randrange(len(given) + 1), chance.choice(STRANGE))
+        return given
+
+    def value(self, name: str, chance: Chance) -> str:
+        if name in PLACES and chance.random() < 0.9:
+            names = ("out.safetensors", "x.npz", "x.parquet", "x.txt", "no/such/x.npz", "", "x" * 300, "t.npz/x", "nul\0")
+            return str(self.folder / chance.choice(names))
+        if name in VALUES and (name in LABOUR or chance.random() < 0.7):
+            return chance.choice(VALUES[name].split())
+        return chance.choice(STRANGE)
+
+    def model(self, chance: Chance) -> str:
+        if chance.random() < 0.7:
+            return str(chance.choice(self.sound))
+        if chance.random() < 0.3:
+            return chance.choice([*STRANGE, str(self.folder), str(self.data[0]), "/dev/null"])
+        valid = chance.choice(self.sound).read_bytes()
+        path = self.folder / "fuzzed.safetensors"
+        path.write_bytes(inputs.safetensors(chance, self.canary, valid, valid))
+        return str(path)
+
+    def table(self, chance: Chance) -> str:
+        if chance.random() < 0.7:
+            return str(chance.choice(self.data))
+        if chance.random() < 0.4:
+            there = (str(self.folder), f"{self.folder}/no.npz", f"{self.folder}/no\0.csv", ".npz", "x.parquet")
+            return chance.choice([*STRANGE, *there])
+        X, y = (npy_of(array) for array in table())
+        suffix = chance.choice([".csv", ".npy", ".npz"])
+        make = {".csv": lambda: inputs.csv(chance), ".npy": lambda: inputs.npy(chance, self.canary, X)}
+        path = self.folder / f"fuzzed{suffix}"
+        path.write_bytes(make[suffix]() if suffix in make else inputs.npz(chance, self.canary, X, y))
+        return str(path)
+
+
+def keep_from_running() -> None:
+    """Let commands that take minutes end where their work would begin."""
+    import lrrn.bench.suites
+    import lrrn.demo
+    import lrrn.explore.launch
+    import lrrn.paper
+    import lrrn.paper.record
+
+    def ends(*_: Any, **__: Any) -> Any:
+        raise ValueError("kept from running")
+
+    parts: list[tuple[Any, str]] = [(lrrn.demo, "run"), (lrrn.bench.suites, "run"), (lrrn.explore.launch, "run")]
+    for module, name in [*parts, (lrrn.paper, "reproduce"), (lrrn.paper.record, "record")]:
+        setattr(module, name, ends)
