@@ -657,7 +657,7 @@ def test_ports():
 
 
 def test_answers_are_sent_at_once():
-    """Small packets do not wait for receipts, which systems delay by 40 ms; asyncio sees to that for sockets it knows as TCP."""
+    """Small packets do not wait for receipts, which systems delay by 40 ms: asyncio sees to that for sockets known as TCP."""
 
     async def accepted(listener) -> int:
         found = asyncio.get_running_loop().create_future()
