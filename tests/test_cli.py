@@ -258,3 +258,21 @@ def test_samples_go_to_a_file_and_a_table_need_not_have_labels(tmp_path):
     ):
         done = runner.invoke(app, [str(argument) for argument in arguments], terminal_width=200)
         assert done.exit_code == code and message in words(done.output), done.output
+
+
+@pytest.mark.parametrize("command", ["certify", "evaluate", "attack", "train"])
+def test_what_is_read_is_not_written_over(tmp_path, command):
+    """A result under the name of the data, or two results under one name, even by way of a link."""
+    X, y = lrrn.datasets.load("digits", "test")
+    data, model, link = tmp_path / "data.npz", tmp_path / "model.safetensors", tmp_path / "link.npz"
+    np.savez(data, X=X[:20], y=y[:20])
+    lrrn.save(lrrn.LRRNClassifier(hidden_sizes=(4,), epochs=1).fit(X[:100], y[:100]), model)
+    link.symlink_to(data)
+    before = data.read_bytes(), model.read_bytes()
+    first = [str(data), "-o", str(tmp_path / "new")] if command == "train" else [str(model), str(data)]
+    twice = ["--json", str(tmp_path / "same"), "--page", str(tmp_path / "same")]
+    for given in (["--json", str(data)], ["--page", str(link)], twice, ["--json", first[0]]):
+        done = CliRunner().invoke(app, [command, *first, *given], terminal_width=400)
+        assert done.exit_code == 2 and "give it another name" in done.output, done.output
+    assert (data.read_bytes(), model.read_bytes()) == before and not (tmp_path / "same").exists()
+    assert CliRunner().invoke(app, [command, *first, "--json", "/dev/null", "--page", "/dev/null"]).exit_code == 0

@@ -137,6 +137,7 @@ def train(
     from lrrn.serialization import save
 
     json_file, page, output = _writable(json_file), _writable(page), _writable(output)
+    _apart((data, target), output, checkpoint, log, json_file, page)
     if output.exists() and not (overwrite or resume):
         raise typer.BadParameter(f"{output} exists already; give another --output, or --overwrite to replace it")
     if resume and checkpoint is None:
@@ -195,6 +196,7 @@ def evaluate_command(
     from lrrn.ranks import joined
 
     json_file, page, samples = _writable(json_file), _writable(page), _writable(samples)
+    _apart((model, data, target), samples, json_file, page)
     with _explained(None), joined(_device(device)) as ranks:
         fitted, rows = _fitted(model, data, split, root, target, device)
         shape = _shape(data, image, rows.n_features)
@@ -224,6 +226,7 @@ def certify_command(
     from lrrn.ranks import joined
 
     json_file, page, samples = _writable(json_file), _writable(page), _writable(samples)
+    _apart((model, data, target), samples, json_file, page)
     with _explained(None), joined(_device(device)) as ranks:
         classifier, rows = _classifier(model, data, split, root, target, device, limit)
         # nothing here is random; the option is there so that scripts can pass it to every command
@@ -254,6 +257,7 @@ def attack_command(
     from lrrn.audit import attack
 
     json_file, page = _writable(json_file), _writable(page)
+    _apart((model, data, target), json_file, page)
     box = None if clip is None else _numbers(clip, float, "--clip")
     if box is not None and not (len(box) == 2 and box[0] < box[1]):
         raise typer.BadParameter(f"--clip should be two numbers, the smaller one first; got {clip!r}")
@@ -655,6 +659,17 @@ def _writable(path: Any, make: bool = False) -> Any:
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     return path
+
+
+def _apart(reads: tuple[str | Path | None, ...], *writes: Path | None) -> None:
+    """Refuse to write over a file that the same command reads, or to write two things to one place."""
+    known = {Path(path).resolve(): path for path in reads if path is not None and Path(path).is_file()}
+    for path in writes:
+        if path is None or (path.exists() and not path.is_file()):  # a device takes what it is given
+            continue
+        other = known.setdefault(path.resolve(), path)
+        if other is not path:
+            raise typer.BadParameter(f"{path} would be written over {other}, which this command uses too; give it another name")
 
 
 def _write(path: Path, text: str) -> None:
