@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zipfile
 
@@ -63,3 +64,16 @@ def test_an_archive_that_announces_more_than_its_bytes_can_hold(compression, tmp
     path.write_bytes(packed)
     with pytest.raises(datasets.DataError, match=rf"X\.npy announces {announced} bytes, packed into"):
         datasets.read_table(path)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="reads Linux's account of open files")
+def test_a_damaged_archive_is_closed_when_it_is_refused(tmp_path):
+    path = tmp_path / "t.npz"
+    np.savez(path, X=np.random.default_rng(0).random((50, 4)))
+    content = bytearray(path.read_bytes())
+    content[600] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(datasets.DataError, match="is damaged") as error:
+        datasets.read_table(path)
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    assert str(path) not in [os.readlink(link) for link in links if os.path.islink(link)], error  # whose traceback is alive

@@ -8,6 +8,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, NamedTuple, final
@@ -179,7 +180,8 @@ class _Archive:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._opened = ExitStack()
+            self._zip = self._opened.enter_context(zipfile.ZipFile(path))
         except OSError as error:
             raise unreadable(path, error) from error
         except BROKEN as error:
@@ -189,7 +191,7 @@ class _Archive:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._zip.close()
+        self._opened.close()
 
     def names(self) -> list[str]:
         """Return the names of the arrays."""
@@ -197,7 +199,7 @@ class _Archive:
 
     def array(self, name: str) -> _Stream:
         """Begin to read an array."""
-        return _Stream(self._zip, f"{name}.npy", self._path)
+        return _Stream(self._zip, f"{name}.npy", self._path, self._opened)
 
 
 def _plausible(info: zipfile.ZipInfo, size: int) -> bool:
@@ -210,13 +212,13 @@ def _plausible(info: zipfile.ZipInfo, size: int) -> bool:
 class _Stream:
     """An array of an archive, read row by row."""
 
-    def __init__(self, archive: zipfile.ZipFile, member: str, path: Path) -> None:
+    def __init__(self, archive: zipfile.ZipFile, member: str, path: Path, opened: ExitStack) -> None:
         self._path = path
         try:
             info = archive.getinfo(member)
             if not _plausible(info, path.stat().st_size):
                 raise self._damaged(f"{member} announces {info.file_size} bytes, packed into {info.compress_size}")
-            self._file = archive.open(info)
+            self._file = opened.enter_context(archive.open(info))  # or the archive's file stays open with it
             self.header = _read_header(self._file, str(path))
             promised = info.file_size - self.header.offset
         except DataError:
