@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lrrn.certify import minimal_perturbation, strongest_perturbation
+from lrrn.certify.radius import certify_solution
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
 from lrrn.qp import DEFAULT_TOL, row_norms
 from lrrn.reference import Reference
@@ -101,13 +102,12 @@ class Session:
                 by_energy = self.model.objective == "class_energy"
                 clamped = self._clamped_energies(x)
                 scores = -clamped if by_energy else free.output[0]
-                method = "auto" if by_energy else "spectral"
                 top = scores.topk(2)
                 answer |= {
                     "scores": _plain(scores),
                     "prediction": int(top.indices[0]),
                     "margin": float(top.values[0] - top.values[1]),
-                    "radius": float(self.model.certified_radius(X, method)[0]),
+                    "radius": float(self.model.certified_radius(X)[0]) if by_energy else self._followed(x, free),
                     "gaps": _plain(clamped - free.energy[0], 6),
                 }
             else:
@@ -210,6 +210,11 @@ class Session:
 
     def _infer(self, x: Tensor, y: Tensor | None = None) -> Solution:
         return self._net.infer(x, y, max_sweeps=max(self.model.max_sweeps, 1000))
+
+    def _followed(self, x: Tensor, free: Solution) -> float:
+        """Return the radius that is quick enough to follow a pen, from a solve that is at hand."""
+        certificate = certify_solution(self._net, x, free, "spectral", "deployed", None, DEFAULT_TOL[torch.float64])
+        return float(self.model._radius_in(certificate.radius, x)[0])
 
     def _clamped_energies(self, x: Tensor) -> Tensor:
         n = len(self.classes)

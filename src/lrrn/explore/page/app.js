@@ -11,6 +11,7 @@ import { figure, find } from "./text.js";
 import { read } from "./upload.js";
 
 const PAUSE = 350; // milliseconds without a change after which slower questions are asked
+const FOLLOW = 120; // milliseconds after an answer in which the cards further down follow it
 const POLL = 400;
 const FIRST = 3; // the sample that is shown first
 const KEPT_TIMINGS = 1000;
@@ -84,7 +85,7 @@ class Page {
     this.modelView = new ModelView(model, (pixels, time) => this.pad.show(pixels, time));
     this.asker = new Latest("api/analyse", (answer, about) => this.answered(answer, about), (error) => this.unanswered(error));
     this.tightener = new Latest("api/tighten", (found, about) => this.tightened(found, about), () => {});
-    Object.assign(this, { scheduled: false, oldest: null, pixels: null, timer: 0 });
+    Object.assign(this, { scheduled: false, oldest: null, pixels: null, timer: 0, later: 0 });
     this.pad = new Pad(find("pad"), model.shape, (time) => this.changed(time));
     find("pad").setAttribute("aria-label", `Drawing area of ${model.shape[0]} by ${model.shape[1]} pixels`);
     this.listen();
@@ -173,11 +174,17 @@ class Page {
   answered(answer, { pixels, since }) {
     if (this.silent) this.tell(null);
     this.silent = false;
-    this.answer = answer;
+    Object.assign(this, { answer, about: pixels });
     this.answerView.show(answer, pixels);
-    this.clampView.show(answer, pixels);
-    this.modelView.mark(answer);
+    this.later ||= setTimeout(() => this.follow(), FOLLOW);
     requestAnimationFrame(() => setTimeout(() => this.time(since)));
+  }
+
+  // What is further down need not move with every answer.
+  follow() {
+    this.later = 0;
+    this.clampView.show(this.answer, this.about);
+    this.modelView.mark(this.answer);
   }
 
   unanswered(error) {

@@ -4,6 +4,8 @@ import { Latest, rounded } from "./api.js";
 import * as paint from "./paint.js";
 import { figure, find, made, offer } from "./text.js";
 
+const PAUSE = 120; // ms without a new answer; the layers below a clamped label wait until the pen rests
+
 export class ClampView {
   constructor(model) {
     this.model = model;
@@ -45,7 +47,10 @@ export class ClampView {
     });
     // the first time, the second best: something to look at
     if (this.clamped === undefined) this.choose(answer.scores.indexOf([...answer.scores].sort((a, b) => b - a)[1]));
-    else this.ask();
+    else {
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.ask(), PAUSE);
+    }
   }
 
   choose(label) {

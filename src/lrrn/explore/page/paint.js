@@ -34,9 +34,14 @@ function put(data, at, colour) {
 const ink = (value) => mix(colours.paper, colours.pen, clip(value));
 const signed = (value) => (value < 0 ? mix(colours.paper, colours.low, clip(-value)) : mix(colours.paper, colours.high, clip(value)));
 
+// Setting even the same size anew makes a canvas start over.
+function sized(canvas, width, height) {
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+}
+
 function fill(canvas, values, [rows, columns], colour) {
   theme();
-  if (canvas.width !== columns || canvas.height !== rows) Object.assign(canvas, { width: columns, height: rows });
+  sized(canvas, columns, rows);
   const context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows);
   for (let at = 0; at < values.length; at++) put(image.data, at, colour(values[at]));
@@ -56,7 +61,7 @@ export function units(canvas, values, columns, scale) {
   theme();
   const rows = Math.ceil(values.length / columns);
   const cell = 10, gap = 1;
-  Object.assign(canvas, { width: columns * cell + gap, height: rows * cell + gap });
+  sized(canvas, columns * cell + gap, rows * cell + gap);
   const context = canvas.getContext("2d");
   context.fillStyle = `rgb(${colours.line})`;
   context.fillRect(0, 0, canvas.width, canvas.height);
