@@ -70,7 +70,15 @@ def test_what_cannot_be_trained_is_told(make, message):
     assert fit_many([], blobs()) == []
 
 
-def test_an_interrupt_stops_all_and_they_resume(tmp_path):
+@pytest.fixture
+def interruptible():
+    """Let SIGINT interrupt, whatever the test runner makes of it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_stops_all_and_they_resume(tmp_path, interruptible):
     data, settings = blobs(), replace(PLAIN, epochs=30)
     begun = threading.Barrier(2)
 

@@ -101,7 +101,8 @@ def train(model: nn.Module, loss: Loss, x: Tensor, label: Tensor, plan: Plan, se
         if not math.isfinite(mean):
             raise ArithmeticError(f"the loss of epoch {position.epoch + 1} is {mean}; lower the learning rate")
         position.epoch += 1
-        position.history.append({"epoch": position.epoch, "loss": mean, "seconds": time.perf_counter() - start})
+        seconds = time.perf_counter() - start
+        position.history.append({"stage": position.stage, "epoch": position.epoch, "loss": mean, "seconds": seconds})
         if file is not None:
             checkpoint.save(file, settings, position, groups, optimizer)
             write_bytes(file.with_name("log.jsonl"), "".join(json.dumps(r) + "\n" for r in position.history).encode())
