@@ -276,3 +276,10 @@ def test_what_is_read_is_not_written_over(tmp_path, command):
         assert done.exit_code == 2 and "give it another name" in done.output, done.output
     assert (data.read_bytes(), model.read_bytes()) == before and not (tmp_path / "same").exists()
     assert CliRunner().invoke(app, [command, *first, "--json", "/dev/null", "--page", "/dev/null"]).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [["demo"], ["bench", "--quick"]])
+def test_two_results_do_not_go_to_one_place(tmp_path, command):
+    same = str(tmp_path / "same")
+    done = CliRunner().invoke(app, [*command, "--json", same, "--page", same], terminal_width=400)
+    assert done.exit_code == 2 and "give it another name" in done.output and not list(tmp_path.iterdir())

@@ -86,6 +86,7 @@ def demo(
     from lrrn.demo import IMAGE_SHAPE, run
 
     json_file, page = _writable(json_file), _writable(page, make=True)
+    _apart((), json_file, page)
     with _explained(None):
         results = run(seed=seed, device=_device(device), verbose=True)
     _publish("Digits, a quarter held out", results, json_file, page, IMAGE_SHAPE)
@@ -359,6 +360,7 @@ def bench(
     if suite not in ("all", *SUITES):
         raise typer.BadParameter(f"unknown suite {suite!r}; use {', '.join(SUITES)} or all")
     json_file, page = _writable(json_file), _writable(page)
+    _apart((model,), json_file, page)
     settings = Settings(quick, seed, repeats, samples, rows, model, root)
     results: dict[str, Any] = {}
     for name in SUITES if suite == "all" else (suite,):

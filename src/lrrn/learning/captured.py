@@ -26,9 +26,10 @@ SHORT = 2e-3
 """Share of samples above the aim from which on sweeps are too few."""
 SAFETY = 0.5
 """The aim is at most this share of the tolerance, so that sweeps are added before anything misses it."""
-_capturing = threading.Lock()
 WARM_UP = 3
 """Steps taken as they are before the first graph is captured: libraries allocate and kernels compile in them."""
+
+_capturing = threading.Lock()
 
 
 def until_look(moment: int) -> int:

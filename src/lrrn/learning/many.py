@@ -57,7 +57,6 @@ def fit_many(
         raise ValueError(f"every trainer needs a network of its own; {len(trainers)} trainers share {len(networks)}")
     if at_once is None:
         at_once = max(1, len(trainers)) if any(part.x.is_cuda for part in parts) else workers()
-
     if at_once < 1:
         raise ValueError(f"at_once must be at least 1; got {at_once}")
     with ThreadPoolExecutor(at_once, "lrrn-fit") as pool:

@@ -3,7 +3,7 @@
 Samples sit side by side in lanes; units are visited in panels of ``PANEL`` within a layer, each layer padded to whole panels.
 Inside a panel each unit sees the steps of those before it (plain Gauss-Seidel order); the rest of the gradient then gets the
 panel's steps in one pass, skipped where no lane moved. A lane whose sample has converged is refilled with the next one, and
-every lane's arithmetic is its own, so an answer does not depend on the batch around it.
+every lane's arithmetic is its own, so what a call makes of a sample does not depend on the samples around it.
 """
 
 from __future__ import annotations
@@ -90,6 +90,17 @@ def _fill_correction(
 
 
 @kernel
+def _begin(
+    s: int, i: int, unit: Any, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any
+) -> None:
+    """Put a sample, or the problem of its correction, into a lane."""
+    if unit.shape[0] > 0:
+        _fill_correction(s, i, unit[i], place, lo, hi, z, g, zs, gs, los, his)
+    else:
+        _fill_lane(s, i, place, lo, hi, z, g, zs, gs, los, his)
+
+
+@kernel
 def _add_correction(s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z: Any, zs: Any, los: Any, his: Any) -> None:
     """Add a lane's answer to ``z``; what reached a bound gets the bound itself."""
     row = 0 if lo.shape[0] == 1 else i
@@ -138,10 +149,7 @@ def descend(
     following = 0
     for s in range(min(lanes, n)):
         sample[s] = following
-        if corrects:
-            _fill_correction(s, following, unit[following], place, lo, hi, z, g, zs, gs, los, his)
-        else:
-            _fill_lane(s, following, place, lo, hi, z, g, zs, gs, los, his)
+        _begin(s, following, unit, place, lo, hi, z, g, zs, gs, los, his)
         following += 1
     busy = following
     while busy > 0:
@@ -164,10 +172,7 @@ def descend(
             if following < n:
                 sample[s] = following
                 count[s] = 0
-                if corrects:
-                    _fill_correction(s, following, unit[following], place, lo, hi, z, g, zs, gs, los, his)
-                else:
-                    _fill_lane(s, following, place, lo, hi, z, g, zs, gs, los, his)
+                _begin(s, following, unit, place, lo, hi, z, g, zs, gs, los, his)
                 following += 1
             else:
                 sample[s] = -1

@@ -31,8 +31,10 @@ SMALLEST = 1e-18
 class CoordinateDescent:
     """Gauss-Seidel sweeps with the gradient kept up to date; stops sample by sample on the KKT residual.
 
-    The first sweeps of a large float64 problem work in float32, at twice the pace, on what is to be added to the point: a
-    correction need not be known to more digits than it has. Gradients and residuals between rounds are float64 throughout.
+    The first sweeps of a large float64 problem work in float32, with twice as many numbers in a vector, on what is to be added
+    to the point: a correction need not be known to more digits than it has. Gradients and residuals between rounds are float64
+    throughout. Up to eight samples fill no more than a vector of float64 and go without, so there an answer may differ, within
+    its tolerance, from that in a larger batch.
     """
 
     name = "coordinate_descent"
