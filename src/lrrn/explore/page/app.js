@@ -7,7 +7,7 @@ import { ClampView } from "./clamp.js";
 import { ModelView } from "./model.js";
 import { Pad } from "./pad.js";
 import { readTheme } from "./paint.js";
-import { figure, find } from "./text.js";
+import { busy, figure, find } from "./text.js";
 import { read } from "./upload.js";
 
 const PAUSE = 350; // milliseconds without a change after which slower questions are asked
@@ -149,6 +149,7 @@ class Page {
     find("pad-hint").hidden = !(this.pad.empty || this.pad.ghost);
     this.modelView?.choose(null);
     this.oldest ??= time;
+    busy("answer-card", true);
     if (this.scheduled) return;
     this.scheduled = true;
     requestAnimationFrame(() => {
@@ -178,6 +179,11 @@ class Page {
     this.answerView.show(answer, pixels);
     this.later ||= setTimeout(() => this.follow(), FOLLOW);
     requestAnimationFrame(() => setTimeout(() => this.time(since)));
+    this.settle();
+  }
+
+  settle() {
+    busy("answer-card", this.scheduled || this.asker.waiting !== null);
   }
 
   // What is further down need not move with every answer.
@@ -190,6 +196,7 @@ class Page {
   unanswered(error) {
     this.silent = true;
     this.tell(error.message);
+    this.settle();
   }
 
   // From the oldest change an answer covers to the frame that shows it; the browser's own clock keeps the list.

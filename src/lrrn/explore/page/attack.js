@@ -3,7 +3,7 @@
 import { Latest, rounded } from "./api.js";
 import { Bars } from "./charts.js";
 import * as paint from "./paint.js";
-import { figure, find, offer } from "./text.js";
+import { busy, figure, find, offer } from "./text.js";
 
 const BEGIN = 0.45; // of the slider: well inside what is usually proven
 
@@ -33,6 +33,7 @@ export class AttackView {
     Object.assign(this, { pixels: null, attack: null, radius: null });
     this.latest.drop();
     this.slider.disabled = true;
+    busy("attack-card", Boolean(pixels));
     this.zones();
     find("attack-text").textContent = pixels ? "Looking for attacks …" : "Draw something, or pick a sample.";
     if (!pixels) for (const id of ["attack-before", "attack-delta", "attack-after"]) paint.image(find(id), this.blank(), this.model.shape);
@@ -45,17 +46,21 @@ export class AttackView {
   ask(pixels) {
     if (this.off) return;
     Object.assign(this, { pixels, waiting: "attack" });
+    busy("attack-card", true);
     find("attack-text").textContent = "Looking for attacks …";
     this.latest.ask({ pixels: rounded(pixels), keep: find("keep").checked }, pixels);
   }
 
   failed(error, about) {
-    if (about === this.pixels) find("attack-text").textContent = error.message;
+    if (about !== this.pixels) return;
+    busy("attack-card", false);
+    find("attack-text").textContent = error.message;
   }
 
   found(attack, about) {
     if (about !== this.pixels) return;
     this.attack = attack;
+    busy("attack-card", this.latest.waiting !== null);
     Object.assign(this.slider, { disabled: false, max: attack.norms.length - 1 });
     this.slider.value = Math.round(this.share * this.slider.max);
     // one scale for all norms, so that a perturbation is seen to grow

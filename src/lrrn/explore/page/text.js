@@ -23,6 +23,9 @@ export function ordinal(layer, last) {
   return layer === last ? "output" : `layer ${layer}`;
 }
 
+// Whether a part of the page waits for an answer, for those who listen to it.
+export const busy = (id, waits) => find(id).setAttribute("aria-busy", String(waits));
+
 // Show a part of the page, or why it is not there.
 export function offer(part, reason) {
   find(`${part}-obstacle`).hidden = !reason;
