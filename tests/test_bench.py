@@ -18,6 +18,7 @@ from lrrn.bench import certify, contest, depth, grad, learners, rate, scaling, s
 from lrrn.bench.clock import Settings, Timing, best_of_threads, cores, exponent, measure, threads
 from lrrn.bench.contenders import CONTENDERS, Contender
 from lrrn.bench.headlines import headlines
+from lrrn.bench.journal import Journal
 from lrrn.bench.problems import free_phase, images, random_network, random_phase, trained
 from lrrn.blocks import BlockTridiagonal
 from lrrn.cli import app
@@ -43,7 +44,10 @@ def small_problem(n=5):
 
 
 def test_installed_contenders_reach_the_target_and_absent_ones_say_so(no_peers):
-    rows = {row["contender"]: row for row in contest.contest({"case": "c"}, small_problem(), QUICK, 0.01)}
+    rows = {
+        row["contender"]: row
+        for row in contest.contest({"case": "c", "weights": "random"}, small_problem(), QUICK, 0.01, Journal())
+    }
     assert set(rows) == {contender.name for contender in CONTENDERS}
     for contender in CONTENDERS:
         row = rows[contender.name]
@@ -251,7 +255,7 @@ def check(parts):
 
 def test_solve_suite(no_peers, monkeypatch):
     monkeypatch.setattr(solve, "QUICK", ((4, 1), (4, 8), (6, 8)))
-    records = solve.run(QUICK)
+    records = solve.run(QUICK, Journal())
     solves = [record for record in records if record["kind"] == "solve"]
     assert {(record["dim"], record["batch"]) for record in solves} >= {(8, 1), (8, 8), (12, 8)}
     assert {record["weights"] for record in solves} == {"random", "ill-conditioned", "trained"}
@@ -267,14 +271,14 @@ def test_solve_suite(no_peers, monkeypatch):
 
 
 def test_depth_suite_counts_the_blocks():
-    records = depth.run(QUICK)
+    records = depth.run(QUICK, Journal())
     assert [record["blocks"] for record in records] == [4, 10, 22, 46]
     assert all(record["us_per_sweep"] > 0 for record in records)
     check(depth.present(records))
 
 
 def test_grad_suite(no_peers):
-    records = grad.run(QUICK)
+    records = grad.run(QUICK, Journal())
     ours = next(record for record in records if record["ours"])
     assert ours["seconds"] > 0 and ours["error"] <= grad.TARGET
     assert all("is not installed" in record["note"] for record in records if not record["ours"])
@@ -298,7 +302,7 @@ def test_a_wrong_gradient_is_refused():
 
 
 def test_train_suite_times_both_sides_of_every_pair(no_peers):
-    records = train.run(Settings(quick=True, repeats=1, samples=200))
+    records = train.run(Settings(quick=True, repeats=1, samples=200), Journal())
     installed = {"lrrn", "MLPClassifier", "torch MLP"}
     for batch in (10, 100):
         timed = {(r["contender"], r["optimizer"]) for r in records if r["batch"] == batch and r["seconds"] is not None}
@@ -337,7 +341,7 @@ def test_predictive_coding_runs_in_an_interpreter_of_its_own(tmp_path, monkeypat
 
 
 def test_certify_suite():
-    records = certify.run(QUICK)
+    records = certify.run(QUICK, Journal())
     radii = {record["method"]: record for record in records if record["kind"] == "radii"}
     assert set(radii) == set(certify.METHODS) and all(record["radii_per_second"] > 0 for record in radii.values())
     bounds = {record["method"]: record for record in records if record["kind"] == "bounds"}
@@ -347,7 +351,7 @@ def test_certify_suite():
 
 
 def test_scaling_suite():
-    records = scaling.run(Settings(quick=True, repeats=1, rows=300))
+    records = scaling.run(Settings(quick=True, repeats=1, rows=300), Journal())
     axes = [record["axis"] for record in records if record["kind"] == "point"]
     assert {axis: axes.count(axis) for axis in axes} == {"width": 2, "depth": 2, "batch": 2, "threads": cores()}
     fits = {record["axis"]: record for record in records if record["kind"] == "exponent"}
@@ -472,3 +476,51 @@ def test_times_are_written_in_their_unit():
         "12.3 us",
         "2,346 s",
     ]
+
+
+# --- interruptions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_journal_measures_once_and_goes_on_after_a_cut(tmp_path):
+    path, calls = tmp_path / "results.json.solve.part", []
+
+    def measured(value):
+        calls.append(value)
+        return {"seconds": value}
+
+    first = Journal(path, {"seed": 0})
+    assert first.once("a", measured, 1.0) == first.once("a", measured, 2.0) == {"seconds": 1.0}
+    first.once("b", measured, 3.0)
+    content = path.read_text()
+    path.write_text(content[:-5])  # killed while writing
+    again = Journal(path, {"seed": 0})
+    assert again.once("a", measured, 4.0) == {"seconds": 1.0} and again.once("b", measured, 5.0) == {"seconds": 5.0}
+    assert calls == [1.0, 3.0, 5.0] and (first.sittings, again.sittings) == (1, 2)
+    third = Journal(path, {"seed": 0})
+    assert third.once("b", measured, 6.0) == {"seconds": 5.0} and third.sittings == 3
+    assert Journal(path, {"seed": 1}).once("a", measured, 7.0) == {"seconds": 7.0}  # another run's are not ours
+    third.end()
+    assert not path.exists()
+
+
+def test_an_interrupted_benchmark_continues(tmp_path, no_peers, monkeypatch):
+    file = tmp_path / "results.json"
+    real, timed = contest._timed, []
+
+    def counting(contender, *rest):
+        if len(timed) == 7:
+            timed.append("interrupted")
+            raise KeyboardInterrupt
+        timed.append(contender.name)
+        return real(contender, *rest)
+
+    monkeypatch.setattr(contest, "_timed", counting)
+    command = ["bench", "--suite", "solve", "--quick", "--repeats", "1", "--json", str(file)]
+    assert runner.invoke(app, command).exit_code != 0
+    part = tmp_path / "results.json.solve.part"
+    assert not file.exists() and part.exists()
+    assert runner.invoke(app, command).exit_code == 0
+    assert not part.exists() and list(tmp_path.iterdir()) == [file]
+    result = json.loads(file.read_text())["solve"]
+    ran = [record for record in result["records"] if record["kind"] == "solve" and record["seconds"] is not None]
+    assert len(timed) - 1 == len(ran) and result["sittings"] == 2  # none was timed twice

@@ -350,9 +350,12 @@ def bench(
         Path | None, typer.Option(help="Write tables and charts to this HTML file, or tables to a .md file.")
     ] = None,
 ) -> None:
-    """Time solving, differentiating, training and certifying against their peers, every answer rescored in float64."""
+    """Time solving, differentiating, training and certifying against their peers, every answer rescored in float64.
+
+    With --json it may be interrupted: the same command, on the same day, continues.
+    """
     from lrrn.bench.clock import Settings
-    from lrrn.bench.suites import SUITES, document, present, run, write_json
+    from lrrn.bench.suites import SUITES, document, journal, present, run, write_json
     from lrrn.bench.tables import print_parts
 
     if device not in ("auto", "cpu"):
@@ -365,12 +368,14 @@ def bench(
     results: dict[str, Any] = {}
     for name in SUITES if suite == "all" else (suite,):
         with _explained(None):
-            results[name] = run(name, settings)
+            kept = journal(name, settings, json_file)
+            results[name] = run(name, settings, kept)
         print_parts(console, present(name, results[name]))
         if json_file is not None:
             # after every suite, so that an interrupted run leaves what it has
             with _explained(None):
                 results = write_json(json_file, results, update)
+                kept.end()
     if page is not None:
         _write(page, document(results, markdown=page.suffix == ".md"))
         console.print(f"tables and charts: {page}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lrrn.bench.clock import Settings, best_of_threads
+from lrrn.bench.journal import Journal
 from lrrn.bench.problems import name_of, random_network, trained
 from lrrn.bench.tables import Part, Table, number, seconds
 from lrrn.certify import certify
@@ -25,10 +26,13 @@ BUDGETS = {"auto": 5.0, "multiplier": 60.0}
 """Seconds that bounds may optimise for here; the default of "multiplier" is 300."""
 
 
-def run(settings: Settings) -> list[dict[str, Any]]:
+def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
     """Time certificates on real weights and bounds of random networks."""
     hidden = (8,) if settings.quick else HIDDEN
-    return _radii(settings) + [record for width in hidden for record in _bounds(width, settings)]
+    records = journal.once("radii", _radii, settings)
+    for width in hidden:
+        records = records + journal.once(f"bounds at width {width}", _bounds, width, settings)
+    return records
 
 
 def _radii(settings: Settings) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lrrn.bench.clock import Settings, best_of_threads, cores, threads
 from lrrn.bench.contenders import CONTENDERS, Contender, Solve, absent, missing
+from lrrn.bench.journal import Journal
 from lrrn.bench.problems import Problem
 
 logger = logging.getLogger("lrrn.bench")
@@ -30,7 +31,9 @@ FEW_RUNGS = (1e-6, 1e-8, 1e-10, 1e-12)
 """Those tried on contenders that take seconds."""
 
 
-def contest(case: dict[str, Any], problem: Problem, settings: Settings, budget: float) -> list[dict[str, Any]]:
+def contest(
+    case: dict[str, Any], problem: Problem, settings: Settings, budget: float, journal: Journal
+) -> list[dict[str, Any]]:
     """Return one record a contender: median seconds to the target accuracy, their spread, and the accuracy reached.
 
     Parameters
@@ -41,8 +44,13 @@ def contest(case: dict[str, Any], problem: Problem, settings: Settings, budget: 
     settings : Settings
     budget : float
         Seconds a pass over the samples may take; a slower peer is timed on fewer samples and scaled, and its note says so.
+    journal : Journal
     """
-    return [{**case, **record(contender, problem, settings, budget)} for contender in CONTENDERS]
+    records = []
+    for contender in CONTENDERS:
+        name = f"{case['case']}, {case['weights']} weights, {contender.name}"
+        records.append({**case, **journal.once(name, record, contender, problem, settings, budget)})
+    return records
 
 
 def record(contender: Contender, problem: Problem, settings: Settings, budget: float) -> dict[str, Any]:

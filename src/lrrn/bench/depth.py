@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lrrn.bench.clock import Settings, measure
+from lrrn.bench.journal import Journal
 from lrrn.bench.problems import images, random_network
 from lrrn.bench.tables import Part, Table
 from lrrn.solvers import SOLVERS
@@ -15,8 +16,12 @@ from lrrn.threads import blas_threads
 DEPTHS = (2, 4, 8, 16)
 
 
-def run(settings: Settings) -> list[dict[str, Any]]:
+def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
     """Time sweeps of networks of equal layers, with all threads over samples."""
+    return journal.once("sweeps", _sweeps, settings)
+
+
+def _sweeps(settings: Settings) -> list[dict[str, Any]]:
     width, n, sweeps = (8, 32, 5) if settings.quick else (64, 1000, 50)
     records = []
     with blas_threads(1):

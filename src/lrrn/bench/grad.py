@@ -19,6 +19,7 @@ from lrrn.bench import peers
 from lrrn.bench.clock import Settings, best_of_threads, threads
 from lrrn.bench.contenders import absent, missing
 from lrrn.bench.contest import loosest
+from lrrn.bench.journal import Journal
 from lrrn.bench.problems import Problem, free_phase, images, name_of, random_network
 from lrrn.bench.tables import Part, contest_table
 from lrrn.network import LRRN
@@ -36,10 +37,13 @@ Layer = Callable[[Tensor, Tensor, float], Tensor]
 Gradient = Callable[[float], list[Tensor]]
 
 
-def run(settings: Settings) -> list[dict[str, Any]]:
+def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
     """Time forward and backward of every contender, by size and batch."""
     cases = ((8, 5),) if settings.quick else ((64, 10), (64, 100), (256, 10))
-    return [record for hidden, n in cases for record in _case((784, hidden, hidden, 10), n, settings)]
+    records = []
+    for hidden, n in cases:
+        records += journal.once(f"{hidden} units a layer, batch {n}", _case, (784, hidden, hidden, 10), n, settings)
+    return records
 
 
 def _case(sizes: Sequence[int], n: int, settings: Settings) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lrrn.bench.clock import Settings, best_of_threads, cores, exponent
+from lrrn.bench.journal import Journal
 from lrrn.bench.problems import images, name_of, random_network
 from lrrn.bench.tables import Chart, Part, Table, number, seconds
 from lrrn.network import LRRN
@@ -23,8 +24,13 @@ logger = logging.getLogger("lrrn.bench")
 AXES = ("width", "depth", "batch")
 
 
-def run(settings: Settings) -> list[dict[str, Any]]:
-    """Time ``net.infer`` in float64 at its default tolerance along each axis, the others held fixed."""
+def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
+    """Time ``net.infer`` in float64 at its default tolerance along each axis, the others held fixed; then the memory."""
+    rows = settings.rows if not settings.quick else min(settings.rows, 2000)
+    return [*journal.once("times", _times, settings), journal.once("memory", memory, rows)]
+
+
+def _times(settings: Settings) -> list[dict[str, Any]]:
     widths, depths, batches, width, n = (
         ((8, 16), (2, 4), (16, 64), 8, 32)
         if settings.quick
@@ -52,7 +58,7 @@ def run(settings: Settings) -> list[dict[str, Any]]:
                 "exponent_of_a_sweep": exponent(at, [record["seconds"] / record["sweeps"] for record in points]),
             }
         )
-    return [*records, memory(settings.rows if not settings.quick else min(settings.rows, 2000))]
+    return records
 
 
 def _random(sizes: tuple[int, ...], gamma: float, settings: Settings) -> LRRN:

@@ -8,6 +8,7 @@ import torch
 
 from lrrn.bench.clock import Settings
 from lrrn.bench.contest import TARGET, contest
+from lrrn.bench.journal import Journal
 from lrrn.bench.problems import Problem, free_phase, random_phase, trained
 from lrrn.bench.rate import sweep_rates
 from lrrn.bench.tables import Chart, Part, Table, contest_table, number
@@ -18,20 +19,20 @@ ILL = 8.0
 """By how much the weights of the ill-conditioned case are multiplied."""
 
 
-def run(settings: Settings) -> list[dict[str, Any]]:
+def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
     """Time to max|z - z*| <= 1e-6 in float64 for every contender on the same problems in the same run, then sweep rates."""
     width, n = (8, 30) if settings.quick else (64, 1000)
     budget = 0.02 if settings.quick else 0.5
     records = []
     for hidden, batch in QUICK if settings.quick else FULL:
         problem = random_phase((784, hidden, hidden, 10), batch, settings.seed)
-        records += contest(_case(problem, "random"), problem, settings, budget)
+        records += contest(_case(problem, "random"), problem, settings, budget, journal)
     ill = random_phase((784, width, width, 10), n, settings.seed, scale=ILL)
-    records += contest(_case(ill, "ill-conditioned"), ill, settings, budget)
+    records += contest(_case(ill, "ill-conditioned"), ill, settings, budget, journal)
     net, x, name = trained(settings, n)
     real = free_phase(net, x, name)
-    records += contest(_case(real, "trained"), real, settings, budget)
-    return records + sweep_rates(settings)
+    records += contest(_case(real, "trained"), real, settings, budget, journal)
+    return records + journal.once("sweep rates", sweep_rates, settings)
 
 
 def _case(problem: Problem, weights: str) -> dict[str, Any]:

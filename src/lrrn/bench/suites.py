@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import lrrn
 from lrrn.bench import certify, depth, grad, scaling, solve, train
 from lrrn.bench.clock import POLICY, Settings, machine
 from lrrn.bench.headlines import headlines
+from lrrn.bench.journal import Journal
 from lrrn.bench.tables import Part, as_markdown, as_page
 from lrrn.storage import write_bytes
 
@@ -33,11 +36,19 @@ Results = dict[str, dict[str, Any]]
 """By suite: the machine it ran on, the settings that matter, and its records."""
 
 
-def run(name: str, settings: Settings) -> dict[str, Any]:
+def run(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
     """Run one suite and return its machine, settings and records, ready for ``json.dump``."""
     kept = {"quick": settings.quick, "seed": settings.seed, "repeats": settings.repeats}
-    records = SUITES[name].run(settings)
-    return {"machine": machine(), "policy": POLICY, "settings": kept, "records": records}
+    records = SUITES[name].run(settings, journal)
+    return {"machine": machine(), "policy": POLICY, "settings": kept, "sittings": journal.sittings, "records": records}
+
+
+def journal(name: str, settings: Settings, path: Path | None) -> Journal:
+    """Return where a suite keeps what it has until its results are written to ``path``: a file beside that one."""
+    if path is None:
+        return Journal()
+    about = {"suite": name, "version": lrrn.__version__, "settings": {k: str(v) for k, v in asdict(settings).items()}}
+    return Journal(path.with_name(f"{path.name}.{name}.part"), {**about, "machine": machine()})
 
 
 def present(name: str, result: dict[str, Any]) -> Sequence[Part]:

@@ -17,6 +17,7 @@ import torch
 from lrrn.bench import learners
 from lrrn.bench.clock import Settings, cores, spread, threads
 from lrrn.bench.contenders import absent, missing
+from lrrn.bench.journal import Journal
 from lrrn.bench.learners import LEARNERS, Epoch
 from lrrn.bench.problems import images
 from lrrn.bench.tables import Part, Table, number
@@ -29,7 +30,7 @@ BUDGET = 8.0
 """Seconds an epoch may take; slower learners are timed on fewer samples and scaled, and their note says so."""
 
 
-def run(settings: Settings) -> list[dict[str, Any]]:
+def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
     """Time an epoch of every learner, by batch size and optimiser.
 
     Learners take turns, so that a machine that changes its pace hurts all of them alike.
@@ -39,7 +40,10 @@ def run(settings: Settings) -> list[dict[str, Any]]:
     x = images(n, sizes[0], settings.seed, torch.float32)
     label = torch.randint(0, sizes[-1], (n,), generator=torch.Generator().manual_seed(settings.seed))
     data = Data(x, torch.nn.functional.one_hot(label, sizes[-1]).to(x), label)
-    return [record for batch in (100, 10) for record in _contest(data, sizes, batch, rounds, settings)]
+    records = []
+    for batch in (100, 10):
+        records += journal.once(f"batch {batch}", _contest, data, sizes, batch, rounds, settings)
+    return records
 
 
 def _contest(data: Data, sizes: tuple[int, ...], batch: int, rounds: int, settings: Settings) -> list[dict[str, Any]]:
