@@ -240,10 +240,31 @@ MUTANTS = [
     ),
     Mutant(
         "compiled step adds the free phase's moments",
-        "learning/_fused_numba.py",
+        "_energy_numba.py",
         "rows[2 * n + i, j] = ab * (scale * second)",
         "rows[2 * n + i, j] = -ab * (scale * second)",
         "test_fused.py::test_losses_and_derivatives_are_those_of_the_general_path",
+    ),
+    Mutant(
+        "compiled adjoint lets units at their bounds move",
+        "_compact_numba.py",
+        "reach = np.inf if lo[0, j] < z[i, j] and z[i, j] < hi[0, j] else 0.0",
+        "reach = np.inf",
+        "test_compact.py::test_minimiser_and_derivatives_are_those_of_the_general_way",
+    ),
+    Mutant(
+        "compiled pass takes any residual",
+        "_compact_numba.py",
+        "if not norms[i] <= limit * scale[i]:",
+        "if not norms[i] <= np.inf:",
+        "test_compact.py::test_a_residual_above_the_tolerance_is_not_converged",
+    ),
+    Mutant(
+        "compiled pass keeps its own result",
+        "compact.py",
+        "        return Minimum(report.solution(z), report.scale, converged)",
+        "        self.kept = z\n        return Minimum(report.solution(z), report.scale, converged)",
+        "test_compact.py::test_nothing_is_kept_once_the_output_is_gone",
     ),
     Mutant(
         "derivative of c of the wrong sign",

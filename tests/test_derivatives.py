@@ -27,7 +27,7 @@ def cases(draw):
 
 
 def live_energy(net):
-    return net._energy_of(net.flat_parameters())
+    return net.energy_of(net.flat_parameters())
 
 
 def blocks(net, seed, n=5):
@@ -94,7 +94,7 @@ def test_slope_is_the_symmetric_difference(net):
 @pytest.mark.parametrize("scale", [1e-3, 1e-6])
 def test_a_small_direction_does_not_cancel_in_float32(scale):
     net = random_network((20, 16, 10, 3), beta=(1.0, 1.0, 0.0), dtype=torch.float32)
-    energy = net._energy_of([p.detach() for p in net.flat_parameters()])
+    energy = net.energy_of([p.detach() for p in net.flat_parameters()])
     x = 5 * random_input(30, 20, dtype=torch.float32)
     z, w = random_input(30, 26, seed=1, dtype=torch.float32), random_input(30, 26, seed=2, dtype=torch.float32)
     small = slope_gradients(energy, x, z, w * scale).flat()

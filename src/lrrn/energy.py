@@ -177,9 +177,15 @@ class LiftedEnergy:
         """Split stacked free activations into z_1, ..., z_L; an eliminated output is W_{L-1} z_{L-1} + b_{L-1}."""
         blocks = list(z.split(self.free_sizes, dim=-1)) if self.n_free else []
         if self.eliminated:
-            features = blocks[-1] if blocks else x
-            blocks.append(torch.nn.functional.linear(features, self.weights[-1], self.b[-1]))
+            blocks.append(self.output(x, z))
         return blocks
+
+    def output(self, x: Tensor, z: Tensor) -> Tensor:
+        """Return z_L alone, of stacked free activations."""
+        if not self.eliminated:
+            return z[:, -self.sizes[-1] :]
+        features = z[:, -self.sizes[-2] :] if self.n_free else x
+        return torch.nn.functional.linear(features, self.weights[-1], self.b[-1])
 
     @torch.no_grad()
     def reconstruct(self, z: Tensor, layer: int) -> Tensor:

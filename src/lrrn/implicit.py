@@ -6,38 +6,48 @@ symmetric contrastive difference 1/2 [E(z* + w) - E(z* - w)], the limit of equil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from lrrn.compact import Compact, Tolerances, applies
 from lrrn.derivatives import slope_gradients
 from lrrn.energy import LiftedEnergy
 from lrrn.qp import BoxQP, QPSolution, row_norms
 
-EnergyOf = Callable[[Sequence[Tensor]], LiftedEnergy]
+FORWARD, ADJOINT = "forward pass", "adjoint"
+"""Names of the solves in reports."""
 
 
-class SolvePhase(Protocol):
-    """Solves one phase, by whatever means the network is set to, and reports how it went."""
+class Phases(Protocol):
+    """A network as seen from here: it solves phases by whatever means it is set to, and hears how that went."""
 
-    def __call__(self, qp: BoxQP, what: str, start: Tensor | None = None) -> QPSolution:
+    def energy_of(self, parameters: Sequence[Tensor]) -> LiftedEnergy:
+        """Build the energy of a list of parameters."""
+        ...
+
+    def solve_phase(self, qp: BoxQP, what: str, start: Tensor | None = None) -> QPSolution:
         """Return the solution of ``qp``; ``what`` names it in reports."""
         ...
 
+    def compact_tolerances(self, dtype: torch.dtype) -> Tolerances | None:
+        """Return what the compiled passes of small batches should reach, or None if they should not be used."""
+        ...
 
-def minimiser(
-    energy_of: EnergyOf, solve: SolvePhase, x: Tensor, parameters: Sequence[Tensor], start: Tensor | None = None
-) -> Tensor:
+    def report(self, solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
+        """Hear of a solve that went without :meth:`solve_phase`."""
+        ...
+
+
+def minimiser(phases: Phases, x: Tensor, parameters: Sequence[Tensor], start: Tensor | None = None) -> Tensor:
     """Return the stacked minimiser of the free phase, differentiable once in ``x`` and the parameters.
 
     Parameters
     ----------
-    energy_of : callable
-        Builds the energy from a list of parameters in the order given here.
-    solve : callable
+    phases : Phases
         Solves the free phase and, in the backward pass, its adjoint.
     x : Tensor of shape (n, d_0)
     parameters : sequence of Tensor
@@ -49,7 +59,7 @@ def minimiser(
     -------
     Tensor of shape (n, dim)
     """
-    return _Minimiser.apply(energy_of, solve, start, x, *parameters)
+    return _Minimiser.apply(phases, start, x, *parameters)
 
 
 @final
@@ -57,34 +67,51 @@ class _Minimiser(torch.autograd.Function):
     """x, parameters -> the stacked minimiser of the free phase, with the implicit gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, energy_of: EnergyOf, solve: SolvePhase, start: Tensor | None, x: Tensor, *parameters: Tensor
-    ) -> Tensor:
-        ctx.solve = solve
-        ctx.energy = energy_of([p.detach() for p in parameters])
-        solved = solve(ctx.energy.free(x), "forward pass", start)
-        ctx.save_for_backward(x, solved.z, *parameters)
-        return solved.z
+    def forward(ctx: Any, phases: Phases, start: Tensor | None, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.phases, ctx.compact = phases, None
+        ctx.energy = phases.energy_of([p.detach() for p in parameters])
+        tolerances = phases.compact_tolerances(x.dtype)
+        z = None
+        if tolerances is not None and applies(ctx.energy, x):
+            compact = Compact(ctx.energy, parameters, x, tolerances)
+            found = compact.minimise(start)
+            start = found.solution.z
+            if found.converged:
+                phases.report(found.solution, found.scale, tolerances.must, FORWARD)
+                ctx.compact, z = compact, start
+        if z is None:
+            z = phases.solve_phase(ctx.energy.free(x), FORWARD, start).z
+        ctx.save_for_backward(x, z, *parameters)
+        return z
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (v,) = grad_outputs
         x, z, *parameters = ctx.saved_tensors
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            # the adjoint is linear in v, so solve it for unit vectors: tol is then relative to the gradient itself
-            size = row_norms(v)[:, None].to(v.dtype)
-            unit = v / torch.where(size > 0, size, 1)
-            w = ctx.solve(ctx.energy.adjoint(z, unit), "adjoint").z * size
-            slopes = slope_gradients(ctx.energy, x, z, w).flat()
-            d_x = torch.zeros_like(x)
-            if ctx.needs_input_grad[3] and ctx.energy.n_free:
-                # dloss/dx = a_0 (1 + beta_0) W_0^T w_1
-                first = w[:, : ctx.energy.sizes[1]]
-                d_x = (first @ ctx.energy.weights[0]).mul_(ctx.energy.discounts[0] * (1 + ctx.energy.beta[0]))
-            grads = (d_x, *(slope.neg_() for slope in slopes))
+            found = None if ctx.compact is None else ctx.compact.adjoint(v, ctx.needs_input_grad[2])
+            if found is None:
+                grads = _general_backward(ctx, v, x, z)
+            else:
+                ctx.phases.report(found.solution, found.scale, ctx.compact.tolerances.must, ADJOINT)
+                grads = (found.d_x, *found.derivatives)
         if torch.is_grad_enabled():
             grads = tuple(_FirstDerivativeOnly.apply(grad, v, x, *parameters) for grad in grads)
-        return None, None, None, *grads
+        return None, None, *grads
+
+
+def _general_backward(ctx: Any, v: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    # the adjoint is linear in v, so solve it for unit vectors: tol is then relative to the gradient itself
+    size = row_norms(v)[:, None].to(v.dtype)
+    unit = v / torch.where(size > 0, size, 1)
+    w = ctx.phases.solve_phase(ctx.energy.adjoint(z, unit), ADJOINT).z * size
+    slopes = slope_gradients(ctx.energy, x, z, w).flat()
+    d_x = torch.zeros_like(x)
+    if ctx.needs_input_grad[2] and ctx.energy.n_free:
+        # dloss/dx = a_0 (1 + beta_0) W_0^T w_1
+        first = w[:, : ctx.energy.sizes[1]]
+        d_x = (first @ ctx.energy.weights[0]).mul_(ctx.energy.discounts[0] * (1 + ctx.energy.beta[0]))
+    return d_x, *(slope.neg_() for slope in slopes)
 
 
 @final

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lrrn import bounds
 from lrrn.bounds import LipschitzBound
+from lrrn.compact import SWEEPS, Tolerances
 from lrrn.constraints import ConstraintSpec, Interval, interval
 from lrrn.energy import LiftedEnergy
 from lrrn.implicit import minimiser
@@ -117,7 +118,7 @@ class LRRN(nn.Module):
         self.b = nn.ParameterList([like.new_zeros(rows) if bias else None for rows, _ in shapes])
         self.c = nn.ParameterList([like.new_zeros(columns) if reconstruction_bias else None for _, columns in shapes])
         self._has_b, self._has_c = bias, reconstruction_bias
-        self.report: Callable[[QPSolution, BoxQP, float, str], None] = warn_if_not_converged
+        self.report: Callable[[QPSolution, Tensor, float, str], None] = warn_if_not_converged
         self._frozen: tuple[list[Tensor], dict[torch.dtype, LiftedEnergy]] | None = None
 
     # --- prediction ---------------------------------------------------------------------------------------------------
@@ -138,7 +139,8 @@ class LRRN(nn.Module):
         self._check_input(flat)
         with torch.autocast(x.device.type, enabled=False):
             wide = flat.to(self._solve_dtype(x))
-            output = self.read_out(wide, self.minimise(wide))
+            parameters = [p.to(wide.dtype) for p in self.flat_parameters()]
+            output = self.energy_of(parameters).output(wide, minimiser(self, wide, parameters))
         return output.to(x.dtype).reshape(*x.shape[:-1], self.sizes[-1])
 
     def minimise(self, x: Tensor, start: Tensor | None = None) -> Tensor:
@@ -156,11 +158,11 @@ class LRRN(nn.Module):
             z_1, ..., z_L side by side, an eliminated output left out.
         """
         parameters = [p.to(x.dtype) for p in self.flat_parameters()]
-        return minimiser(self._energy_of, self.solve_phase, x, parameters, start)
+        return minimiser(self, x, parameters, start)
 
     def read_out(self, x: Tensor, z: Tensor) -> Tensor:
         """Return the output, of shape (n, d_L), that belongs to a stacked minimiser; differentiable."""
-        return self._energy_of([p.to(x.dtype) for p in self.flat_parameters()]).activations(x, z)[-1]
+        return self.energy_of([p.to(x.dtype) for p in self.flat_parameters()]).output(x, z)
 
     def solve_phase(self, qp: BoxQP, what: str, start: Tensor | None = None) -> QPSolution:
         """Solve a phase as this network is set to (``solver``, ``tol``, ``max_sweeps``) and report it to ``report``.
@@ -173,15 +175,25 @@ class LRRN(nn.Module):
             Its name in reports.
         start : Tensor of shape (n, dim), optional
         """
-        tol = DEFAULT_TOL[qp.q.dtype] if self.tol is None else self.tol
-        aim = self.aim if self.aim is not None else AIM[qp.q.dtype] if self.tol is None else self.tol
+        tol, aim = self._tolerances(qp.q.dtype)
         if self.fixed_sweeps is not None:
             solved = solve_fixed(qp, self.fixed_sweeps, tol=tol, aim=min(aim, tol), start=start)
-            self.report(solved, qp, tol, what)
-            return solved
-        solved = solve(qp, solver=self.solver, tol=tol, aim=aim, max_sweeps=self.max_sweeps, start=start)
-        self.report(solved, qp, tol, what)
+        else:
+            solved = solve(qp, solver=self.solver, tol=tol, aim=aim, max_sweeps=self.max_sweeps, start=start)
+        self.report(solved, qp.scale, tol, what)
         return solved
+
+    def _tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
+        """Return what the differentiable passes must reach, and how far they go while they make progress."""
+        tol = DEFAULT_TOL[dtype] if self.tol is None else self.tol
+        return tol, self.aim if self.aim is not None else AIM[dtype] if self.tol is None else self.tol
+
+    def compact_tolerances(self, dtype: torch.dtype) -> Tolerances | None:
+        """Return what the compiled passes of small batches should reach, or None if the settings ask for another way."""
+        if self.fixed_sweeps is not None or self.solver not in ("auto", "coordinate_descent") or self.max_sweeps < SWEEPS:
+            return None
+        tol, aim = self._tolerances(dtype)
+        return Tolerances(tol, min(aim, tol))
 
     @torch.no_grad()
     def infer(
@@ -238,7 +250,7 @@ class LRRN(nn.Module):
             # the solve has looked at its unknowns; an output after them, or a narrower type, may overflow all the same
             for z in activations if given != dtype else activations[-1:]:
                 solved = solved.flagged_unless(z.isfinite().all(-1))
-            self.report(solved, qp, tol, "free phase" if y is None else "clamped phase")
+            self.report(solved, qp.scale, tol, "free phase" if y is None else "clamped phase")
             return Solution(activations, solved.residual, solved.n_sweeps, solved.status, solved.solvers, energy, x, y)
 
     def energy(self, x: Tensor, z: Sequence[Tensor] | None = None, y: Tensor | None = None) -> Tensor:
@@ -264,7 +276,7 @@ class LRRN(nn.Module):
             raise ValueError("give either activations z or a target y to clamp to, not both")
         self._check_input(x)
         dtype = self._solve_dtype(x)
-        energy = self._energy_of([p.to(dtype) for p in self.flat_parameters()])
+        energy = self.energy_of([p.to(dtype) for p in self.flat_parameters()])
         return energy.value(x.to(dtype), [block.to(dtype) for block in z])
 
     def lipschitz(self, method: str = "auto", seconds: float | None = None) -> LipschitzBound:
@@ -314,7 +326,7 @@ class LRRN(nn.Module):
         none = (None,) * len(self.W)
         return tuple(tuple(group._parameters.values()) or none for group in (self.W, self.b, self.c))
 
-    def _energy_of(self, parameters: Sequence[Tensor]) -> LiftedEnergy:
+    def energy_of(self, parameters: Sequence[Tensor]) -> LiftedEnergy:
         """Build the energy of a flat list of parameters, as :meth:`flat_parameters` orders them."""
         n = len(self.sizes) - 1
         none = (None,) * n
@@ -325,7 +337,7 @@ class LRRN(nn.Module):
 
     def energy_now(self) -> LiftedEnergy:
         """Return the energy of the present parameters, detached but not copied: good until they change."""
-        return self._energy_of([p.detach() for p in self.flat_parameters()])
+        return self.energy_of([p.detach() for p in self.flat_parameters()])
 
     def energy_snapshot(self, dtype: torch.dtype) -> LiftedEnergy:
         """Return the energy of a copy of the parameters; Hessian and eigenvalue bound are reused while they stay equal."""
@@ -334,7 +346,7 @@ class LRRN(nn.Module):
             self._frozen = ([p.clone() for p in now], {})
         copies, energies = self._frozen
         if dtype not in energies:
-            energies[dtype] = self._energy_of([p.to(dtype) for p in copies])
+            energies[dtype] = self.energy_of([p.to(dtype) for p in copies])
         return energies[dtype]
 
     def _solve_dtype(self, x: Tensor) -> torch.dtype:
@@ -408,6 +420,8 @@ def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
 
 
 def _check_finite(t: Tensor, name: str) -> None:
+    if math.isfinite(float(t.sum())):  # then all of them are, and this takes a fraction of the time
+        return
     finite = t.isfinite()
     if not bool(finite.all()):
         row = int((~finite.all(-1)).nonzero()[0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, final
 
 import torch
@@ -105,7 +106,7 @@ class BoxQP:
         """Number of unknowns of each problem."""
         return self.q.shape[1]
 
-    @property
+    @cached_property
     def scale(self) -> Tensor:
         """max(1, |q|) per sample: what ``tol`` is relative to. Finite even where |q| is not."""
         return row_norms(self.q).clamp_(min=1.0, max=1e300)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lrrn.energy import LiftedEnergy
-from lrrn.qp import BoxQP, QPSolution, Status
+from lrrn.qp import QPSolution, Status
 
 
 @final
@@ -74,16 +74,16 @@ class Solution:
         return self._energy.exact.error_bound(self._x.to(torch.float64), z, y)
 
 
-def warn_if_not_converged(solution: QPSolution, qp: BoxQP, tol: float, what: str) -> None:
+def warn_if_not_converged(solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
     """Say with scikit-learn's ConvergenceWarning how many samples missed the tolerance, by how much and why."""
-    missed = ~solution.converged
-    if not bool(missed.any()):
+    if not bool(solution.status.any()):  # CONVERGED is 0
         return
+    missed = ~solution.converged
     n_missed = int(missed.sum())
     # imported here because scikit-learn takes a second to load and most sessions never need the warning
     from sklearn.exceptions import ConvergenceWarning
 
-    worst = float((solution.residual[missed] / qp.scale[missed]).max())
+    worst = float((solution.residual[missed] / scale[missed]).max())
     reasons = Counter(Status(code) for code in solution.status[missed].tolist())
     why = "; ".join(f"{count} {status.message}" for status, count in reasons.most_common())
     warnings.warn(

@@ -53,7 +53,7 @@ class Session:
         self._net = model.network_
         self._energy = self._net.energy_snapshot(torch.float64)
         # a solve that does not converge is shown on the page; a warning on the server's terminal would reach nobody
-        self._net.report = lambda solution, qp, tol, what: None
+        self._net.report = lambda solution, scale, tol, what: None
         self._sorted = None if reference is None else np.sort(reference.energies["samples"])
 
     # --- what the model can be asked ----------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """One training step of an energy objective as a single compiled call: arrays in, arrays out.
 
-The same mathematics as :mod:`lrrn.energy` and :mod:`lrrn.derivatives`, whose results the tests hold it to; at small batches the
-cost of a step is that of calling a hundred small operations, and here there is one call. Parameters and derivatives are flat
-vectors: all W, then all b, then all c. Loops are written out because whole-array expressions take seconds each to compile.
+What the solves and derivatives are made of is in :mod:`lrrn._energy_numba`.
 """
 
 from __future__ import annotations
@@ -11,90 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from lrrn._energy_numba import add_first_difference, add_later_differences, add_layer, linear, mismatch, pack, solve
+from lrrn._gemm import gemm
 from lrrn.compiled import kernel
-from lrrn.learning._gemm import gemm
-from lrrn.solvers._cd_numba import descend, fill_panels, invert_diagonal, residuals
 
-LANES = 16
 ACCEPTED = 3.0
 """A sample whose residual stays above the tolerance by less than this factor is left at that: rounding may not allow more."""
-
-
-@kernel
-def _pack(
-    flat: Any,
-    w_at: Any,
-    sizes: Any,
-    a: Any,
-    ab: Any,
-    both: Any,
-    gram: Any,
-    blocks: int,
-    closed: bool,
-    panels: Any,
-    inverse_diagonal: Any,
-) -> None:
-    """Write the first ``blocks`` blocks of H as panels; if ``closed``, one more layer presses on the last of them."""
-    at, unit = 0, 0
-    below = np.empty((sizes[1], 0), flat.dtype)
-    for k in range(blocks):
-        d = sizes[k + 1]
-        block = np.zeros((d, d), flat.dtype)
-        pressed = k + 1 < blocks or closed
-        # a_k (I + beta_k W_k W_k^T) + a_{k+1} (W_{k+1}^T W_{k+1} + beta_{k+1} I)
-        if ab[k] != 0:
-            if k == 0:
-                for i in range(d):
-                    for j in range(d):
-                        block[i, j] = ab[0] * gram[i, j]
-            else:
-                gemm(d, d, sizes[k], ab[k], flat, w_at[k], sizes[k], False, flat, w_at[k], sizes[k], True, a[k], block, 0, d)
-        own = a[k]
-        above = np.empty((sizes[k + 2] if k + 1 < blocks else 0, d), flat.dtype)
-        if pressed:
-            own += ab[k + 1]
-            width = sizes[k + 2]
-            start = w_at[k + 1]
-            gemm(d, d, width, a[k + 1], flat, start, d, True, flat, start, d, False, flat.dtype.type(1), block, 0, d)
-            for i in range(above.shape[0]):
-                for j in range(d):
-                    above[i, j] = -both[k + 1] * flat[start + i * d + j]
-        for j in range(d):
-            block[j, j] += own
-        at = fill_panels(panels, at, below, block, above)
-        unit = invert_diagonal(inverse_diagonal, unit, block)
-        below = above
-
-
-@kernel
-def _linear(
-    flat: Any, w_at: Any, b_at: Any, c_at: Any, sizes: Any, a: Any, ab: Any, both: Any, blocks: int, x: Any, q: Any
-) -> None:
-    """Write q of the free phase over its first ``blocks`` blocks."""
-    n, dim = q.shape
-    one = flat.dtype.type(1)
-    start = 0
-    for k in range(blocks):
-        d, d_in = sizes[k + 1], sizes[k]
-        term = np.zeros((1, d), flat.dtype)
-        if b_at[k] >= 0:
-            for j in range(d):
-                term[0, j] = a[k] * flat[b_at[k] + j]
-        if c_at[k] >= 0 and ab[k] != 0:
-            gemm(1, d, d_in, ab[k], flat, c_at[k], d_in, False, flat, w_at[k], d_in, True, one, term, 0, d)
-        if k + 1 < blocks:
-            width = sizes[k + 2]
-            if b_at[k + 1] >= 0:
-                gemm(1, d, width, -a[k + 1], flat, b_at[k + 1], width, False, flat, w_at[k + 1], d, False, one, term, 0, d)
-            if c_at[k + 1] >= 0:
-                for j in range(d):
-                    term[0, j] -= ab[k + 1] * flat[c_at[k + 1] + j]
-        for i in range(n):
-            for j in range(d):
-                q[i, start + j] = term[0, j]
-        if k == 0:
-            gemm(n, d, d_in, both[0], x, 0, d_in, False, flat, w_at[0], d_in, True, one, q, 0, dim)
-        start += d
 
 
 @kernel
@@ -118,7 +38,7 @@ def _clamp(
 
 
 @kernel
-def _solve(
+def _solve_phase(
     panels: Any,
     plan: Any,
     inverse_diagonal: Any,
@@ -135,28 +55,13 @@ def _solve(
 ) -> bool:
     """Solve one phase from ``z`` on and add ``sign`` times its value to the losses; return whether every sample converged."""
     n, dim = z.shape
-    layout, place = plan[0], plan[1]
     g = np.empty_like(z)
-    norms, threshold, used = np.empty(n, np.float64), np.empty(n, np.float64), np.zeros(n, np.int64)
-    low, high = np.empty((1, dim), z.dtype), np.empty((1, dim), z.dtype)
-    for j in range(dim):
-        low[0, j] = lo[0, j]
-        high[0, j] = hi[0, j]
-    for i in range(n):
-        square = 0.0
-        for j in range(dim):
-            square += np.float64(q[i, j]) * np.float64(q[i, j])
-            g[i, j] = -q[i, j]
-        # a little inside, so that the recomputed residual agrees
-        threshold[i] = (0.9 * tol) ** 2 * max(1.0, square)
-    if not cold:
-        residuals(panels, layout, inverse_diagonal, place, LANES, low, high, q, z, g, norms)
-    descend(panels, layout, inverse_diagonal, place, LANES, low, high, threshold, max_sweeps, norms[:0], z, g, used)
-    residuals(panels, layout, inverse_diagonal, place, LANES, low, high, q, z, g, norms)
+    norms, scale, used = np.empty(n, np.float64), np.empty(n, np.float64), np.zeros(n, np.int64)
+    solve(panels, plan, inverse_diagonal, lo, hi, q, tol, max_sweeps, cold, z, g, norms, scale, used)
     done = True
     for i in range(n):
         sweeps[0] += used[i]
-        done = done and (0.9 * norms[i] / ACCEPTED) ** 2 <= threshold[i]
+        done = done and norms[i] <= ACCEPTED * tol * scale[i]
         value = 0.0
         for j in range(dim):
             value += np.float64(z[i, j]) * (np.float64(g[i, j]) - np.float64(q[i, j]))
@@ -165,174 +70,7 @@ def _solve(
 
 
 @kernel
-def _mismatch(
-    flat: Any,
-    w_at: int,
-    b_at: int,
-    c_at: int,
-    d: int,
-    d_in: int,
-    backwards: bool,
-    below: Any,
-    below_at: int,
-    below_stride: int,
-    above: Any,
-    above_at: int,
-    above_stride: int,
-    n: int,
-    to: Any,
-) -> None:
-    """Write z_{k+1} - W_k z_k - b_k or, backwards, W_k^T z_{k+1} - z_k - c_k for ``n`` samples into a vector, row by row."""
-    one = flat.dtype.type(1)
-    source, width = below.reshape(-1), d_in
-    bias, at, stride, sign = c_at, below_at, below_stride, -one
-    if not backwards:
-        source, width = above.reshape(-1), d
-        bias, at, stride, sign = b_at, above_at, above_stride, one
-    for i in range(n):
-        for j in range(width):
-            value = sign * source[at + i * stride + j]
-            if bias >= 0:
-                value -= flat[bias + j]
-            to[i * width + j] = value
-    if backwards:
-        gemm(n, d_in, d, one, above, above_at, above_stride, False, flat, w_at, d_in, False, one, to, 0, d_in)
-    else:
-        gemm(n, d, d_in, -one, below, below_at, below_stride, False, flat, w_at, d_in, True, one, to, 0, d)
-
-
-@kernel
-def _add_layer(
-    flat: Any,
-    w_at: int,
-    b_at: int,
-    c_at: int,
-    d: int,
-    d_in: int,
-    a: Any,
-    ab: Any,
-    below: Any,
-    below_at: int,
-    below_stride: int,
-    above: Any,
-    above_at: int,
-    above_stride: int,
-    with_below: Any,
-    with_below_at: int,
-    with_below_stride: int,
-    with_above: Any,
-    with_above_at: int,
-    with_above_stride: int,
-    biased: bool,
-    d_biases: bool,
-    weight: Any,
-    sign: Any,
-    out: Any,
-) -> None:
-    """Add ``sign`` times the derivatives of one layer's energy to ``out``: mismatches of some activations times some others.
-
-    The two are the same for a phase of its own. ``biased`` says whether the mismatches have the biases in them, ``d_biases``
-    whether their sums are derivatives of the biases.
-    """
-    n = weight.shape[0]
-    one = flat.dtype.type(1)
-    rows = np.empty(n * max(d, d_in), flat.dtype)
-    b_in, c_in = (b_at, c_at) if biased else (np.int64(-1), np.int64(-1))
-    for direction in range(2 if ab != 0 else 1):
-        backwards = direction == 1
-        _mismatch(
-            flat, w_at, b_in, c_in, d, d_in, backwards, below, below_at, below_stride, above, above_at, above_stride, n, rows
-        )  # fmt: skip
-        width, bias = (d_in, c_at) if backwards else (d, b_at)
-        for i in range(n):
-            factor = -sign * weight[i] * (ab if backwards else a)
-            for j in range(width):
-                rows[i * width + j] *= factor
-                if d_biases and bias >= 0:
-                    out[bias + j] += rows[i * width + j]
-        if backwards:
-            gemm(
-                d, d_in, n, -one, with_above, with_above_at, with_above_stride, True, rows, 0, d_in, False, one, out, w_at, d_in
-            )  # fmt: skip
-        else:
-            gemm(
-                d, d_in, n, one, rows, 0, d, True, with_below, with_below_at, with_below_stride, False, one, out, w_at, d_in
-            )  # fmt: skip
-
-
-@kernel
-def _add_first_difference(
-    flat: Any,
-    w_at: int,
-    b_at: int,
-    c_at: int,
-    d: int,
-    d_in: int,
-    ab: Any,
-    both: Any,
-    x: Any,
-    up: Any,
-    up_stride: int,
-    down: Any,
-    down_stride: int,
-    weight: Any,
-    sign: Any,
-    a: Any,
-    out: Any,
-) -> None:
-    """Add ``sign`` times the difference of the first layer's derivatives between two phases, whose input is the same.
-
-    Only z_1 differs, so neither W_0 x nor, with many samples, anything as wide as the input is formed per sample.
-    """
-    n = weight.shape[0]
-    one = flat.dtype.type(1)
-    few = 2 * n < d
-    # u^T u - v^T v as (u - v)^T u + v^T (u - v): the phases differ by little, and sums of what they share would cancel
-    # rows: minus both times the weighted difference, ab times it, ab times the weighted v, and the difference itself
-    rows = np.empty((4 * n, d), flat.dtype)
-    total = np.zeros((1, d), flat.dtype)
-    ups, downs = up.reshape(-1), down.reshape(-1)
-    for i in range(n):
-        scale = sign * weight[i]
-        for j in range(d):
-            second = downs[i * down_stride + j]
-            difference = ups[i * up_stride + j] - second
-            rows[i, j] = -both * (scale * difference)
-            rows[n + i, j] = ab * (scale * difference)
-            rows[2 * n + i, j] = ab * (scale * second)
-            rows[3 * n + i, j] = difference
-            total[0, j] += scale * difference
-    if b_at >= 0:
-        for j in range(d):
-            out[b_at + j] -= a * total[0, j]
-    if ab == 0:
-        gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one, out, w_at, d_in)
-        return
-    if c_at >= 0:
-        gemm(1, d_in, d, -ab, total, 0, d, False, flat, w_at, d_in, False, one, out, c_at, d_in)
-    if few:
-        # z_1^T (z_1 W_0 - c) by way of the reconstructions, in one product with the rest
-        columns = np.empty((3 * n, d_in), flat.dtype)
-        for i in range(n):
-            for j in range(d_in):
-                columns[i, j] = x[i, j]
-                columns[n + i, j] = -flat[c_at + j] if c_at >= 0 else 0
-                columns[2 * n + i, j] = 0
-        gemm(n, d_in, d, one, up, 0, up_stride, False, flat, w_at, d_in, False, one, columns, n * d_in, d_in)
-        gemm(n, d_in, d, one, rows, 3 * n * d, d, False, flat, w_at, d_in, False, one, columns, 2 * n * d_in, d_in)
-        gemm(d, d_in, 3 * n, one, rows, 0, d, True, columns, 0, d_in, False, one, out, w_at, d_in)
-        return
-    moments = np.zeros((d, d), flat.dtype)
-    gemm(d, d, n, one, rows, n * d, d, True, up, 0, up_stride, False, one, moments, 0, d)
-    gemm(d, d, n, one, rows, 2 * n * d, d, True, rows, 3 * n * d, d, False, one, moments, 0, d)
-    gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one, out, w_at, d_in)
-    gemm(d, d_in, d, one, moments, 0, d, False, flat, w_at, d_in, False, one, out, w_at, d_in)
-    if c_at >= 0:
-        gemm(d, d_in, 1, -ab, total, 0, d, True, flat, c_at, d_in, False, one, out, w_at, d_in)
-
-
-@kernel
-def _add_later_differences(
+def _add_differences(
     flat: Any,
     w_at: Any,
     b_at: Any,
@@ -340,7 +78,9 @@ def _add_later_differences(
     sizes: Any,
     a: Any,
     ab: Any,
+    both: Any,
     eliminated: bool,
+    x: Any,
     y: Any,
     down: Any,
     up: Any,
@@ -348,44 +88,39 @@ def _add_later_differences(
     sign: Any,
     out: Any,
 ) -> None:
-    """Add ``sign`` times the difference of the later layers' derivatives between the clamped phase and the free one.
-
-    With mismatches R: R(u) u - R(v) v = R(u - v) u + R(v) (u - v), in which nothing large cancels.
-    """
+    """Add ``sign`` times the difference of derivatives between the clamped phase, ``up``, and the free one, ``down``."""
     n, n_layers = weight.shape[0], w_at.shape[0]
     last, hidden, stride, zero = n_layers - 1, up.shape[1], down.shape[1], np.int64(0)
     moved = np.empty((n, hidden), flat.dtype)
-    moved_last = np.empty((n, sizes[n_layers]), flat.dtype)
     for i in range(n):
         for j in range(hidden):
             moved[i, j] = up[i, j] - down[i, j]
-        for j in range(sizes[n_layers]):
-            moved_last[i, j] = y[i, j] if eliminated else y[i, j] - down[i, hidden + j]
-    at = sizes[1]
-    for k in range(1, n_layers):
-        d, d_in = sizes[k + 1], sizes[k]
-        below = at - d_in
-        above, above_at, above_stride = (up, at, hidden) if k < last else (y, zero, d)
-        change, change_at, change_stride = (moved, at, hidden) if k < last else (moved_last, zero, d)
-        if k == last and eliminated:
-            # the free phase has no mismatch here
-            _add_layer(
-                flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k],
-                up, below, hidden, above, above_at, above_stride,
-                up, below, hidden, above, above_at, above_stride, True, True, weight, sign, out,
-            )  # fmt: skip
-        else:
-            _add_layer(
-                flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k],
-                moved, below, hidden, change, change_at, change_stride,
-                up, below, hidden, above, above_at, above_stride, False, True, weight, sign, out,
-            )  # fmt: skip
-            _add_layer(
-                flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k],
-                down, below, stride, down, at, stride,
-                moved, below, hidden, change, change_at, change_stride, True, False, weight, sign, out,
-            )  # fmt: skip
-        at += d
+    add_first_difference(
+        flat, w_at[0], b_at[0], c_at[0], sizes[1], sizes[0], ab[0], both[0],
+        x, up, hidden, down, stride, moved, hidden, weight, sign, a[0], out,
+    )  # fmt: skip
+    add_later_differences(flat, w_at, b_at, c_at, sizes, a, ab, last, down, up, moved, weight, sign, out)
+    d, d_in = sizes[last + 1], sizes[last]
+    below = hidden - d_in
+    if eliminated:
+        # the free phase has no mismatch here
+        add_layer(
+            flat, w_at[last], b_at[last], c_at[last], d, d_in, a[last], ab[last],
+            up, below, hidden, y, zero, d, up, below, hidden, y, zero, d, True, True, weight, sign, out,
+        )  # fmt: skip
+        return
+    moved_last = np.empty((n, d), flat.dtype)
+    for i in range(n):
+        for j in range(d):
+            moved_last[i, j] = y[i, j] - down[i, hidden + j]
+    add_layer(
+        flat, w_at[last], b_at[last], c_at[last], d, d_in, a[last], ab[last],
+        moved, below, hidden, moved_last, zero, d, up, below, hidden, y, zero, d, False, True, weight, sign, out,
+    )  # fmt: skip
+    add_layer(
+        flat, w_at[last], b_at[last], c_at[last], d, d_in, a[last], ab[last],
+        down, below, stride, down, hidden, stride, moved, below, hidden, moved_last, zero, d, True, False, weight, sign, out,
+    )  # fmt: skip
 
 
 @kernel
@@ -409,7 +144,7 @@ def _add_constant(
     for direction in range(2 if ab != 0 else 1):
         backwards = direction == 1
         width, factor = (d_in, ab) if backwards else (d, a)
-        _mismatch(flat, w_at, b_at, c_at, d, d_in, backwards, below, origin, d_in, above, origin, d, n, rows)
+        mismatch(flat, w_at, b_at, c_at, d, d_in, backwards, below, origin, d_in, above, origin, d, n, rows)
         for i in range(n):
             total = 0.0
             for j in range(width):
@@ -455,7 +190,7 @@ def energy_step(
     hidden = z_clamped.shape[1]
     free, clamped = sign_free != 0, sign_clamped != 0
     q = np.empty(z_free.shape, flat.dtype)
-    _linear(flat, w_at, b_at, c_at, sizes, a, ab, both, n_free, x, q)
+    linear(flat, w_at, b_at, c_at, sizes, a, ab, both, n_free, x, q)
     for i in range(n):
         losses[i] = 0
     for phase in range(2):
@@ -464,17 +199,17 @@ def energy_step(
             continue
         plan = plan_free if at_free else plan_clamped
         panels, inverse = np.zeros(plan[3], flat.dtype), np.zeros(plan[2], flat.dtype)
-        _pack(flat, w_at, sizes, a, ab, both, gram, n_free if at_free else last, not at_free, panels, inverse)
-        linear, z, sign = q, z_free, sign_free
+        pack(flat, w_at, sizes, a, ab, both, gram, n_free if at_free else last, not at_free, panels, inverse)
+        pull, z, sign = q, z_free, sign_free
         if not at_free:
-            linear, z, sign = np.empty((n, hidden), flat.dtype), z_clamped, sign_clamped
-            _clamp(flat, w_at, b_at, sizes, a, both, last, eliminated, y, q, linear)
+            pull, z, sign = np.empty((n, hidden), flat.dtype), z_clamped, sign_clamped
+            _clamp(flat, w_at, b_at, sizes, a, both, last, eliminated, y, q, pull)
             if free:
                 for i in range(n):
                     for j in range(hidden):
                         z[i, j] = z_free[i, j]
         start = cold and (at_free or not free)
-        if not _solve(panels, plan, inverse, lo, hi, linear, tol, max_sweeps, start, z, sweeps, sign, losses):
+        if not _solve_phase(panels, plan, inverse, lo, hi, pull, tol, max_sweeps, start, z, sweeps, sign, losses):
             return False
     # what the two energies are at zero activations, which their QPs leave out
     common = sign_free + sign_clamped
@@ -491,12 +226,8 @@ def energy_step(
     # derivatives at fixed activations
     balanced = free and clamped and common == 0
     if balanced:
-        _add_first_difference(
-            flat, w_at[0], b_at[0], c_at[0], sizes[1], sizes[0], ab[0], both[0],
-            x, z_clamped, hidden, z_free, z_free.shape[1], weight, sign_clamped, a[0], out,
-        )  # fmt: skip
-        _add_later_differences(
-            flat, w_at, b_at, c_at, sizes, a, ab, eliminated, y, z_free, z_clamped, weight, sign_clamped, out
+        _add_differences(
+            flat, w_at, b_at, c_at, sizes, a, ab, both, eliminated, x, y, z_free, z_clamped, weight, sign_clamped, out
         )  # fmt: skip
         return True
     for phase in range(2):
@@ -510,7 +241,7 @@ def energy_step(
             below, below_at, below_stride = (x, np.int64(0), d_in) if k == 0 else (z, at - d_in, stride)
             above, above_at, above_stride = (z, at, stride) if at_free or k < last else (y, np.int64(0), d)
             at += d
-            _add_layer(
+            add_layer(
                 flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k],
                 below, below_at, below_stride, above, above_at, above_stride,
                 below, below_at, below_stride, above, above_at, above_stride, True, True, weight, sign, out,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lrrn.network import LRRN
-from lrrn.qp import BoxQP, QPSolution
+from lrrn.qp import QPSolution
 
 LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 """Sweeps a phase may take; where the last are not enough, steps go the general way."""
@@ -45,9 +45,9 @@ class DeviceCounts:
         self._aim = aim
         self._table = torch.zeros(4, dtype=torch.int64, device=device)
 
-    def __call__(self, solution: QPSolution, qp: BoxQP, tol: float, what: str) -> None:
+    def __call__(self, solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
         """Count one solve: samples, sweeps, those that missed the tolerance and those above the aim."""
-        relative, spent = solution.residual / qp.scale, solution.n_sweeps
+        relative, spent = solution.residual / scale, solution.n_sweeps
         limit = min(self._aim, SAFETY * tol)
         self._table += torch.stack([torch.ones_like(spent), spent, solution.status != 0, ~(relative <= limit)]).sum(1)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lrrn import verified
 from lrrn.network import LRRN
-from lrrn.qp import BoxQP, QPSolution
+from lrrn.qp import QPSolution
 
 
 class DivergenceError(ArithmeticError):
@@ -27,9 +27,9 @@ class SolveCounts:
     missed: int = 0
     missed_phase: str = ""
 
-    def __call__(self, solution: QPSolution, qp: BoxQP, tol: float, what: str) -> None:
+    def __call__(self, solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
         """Count one solve."""
-        n = qp.n_samples
+        n = len(scale)
         self.samples += n
         if n == 0:
             return

@@ -1,0 +1,347 @@
+"""The energy on the CPU in compiled code: its QP, the solution, its derivatives. Arrays in, arrays out.
+
+The same mathematics as :mod:`lrrn.energy` and :mod:`lrrn.derivatives`, whose results the tests hold it to; at small batches the
+cost of a step is that of calling a hundred small operations, and here there are few calls. Parameters and derivatives are flat
+vectors: all W, then all b, then all c, placed by ``w_at``, ``b_at`` and ``c_at``, which are -1 where there is no bias. ``a``,
+``ab`` and ``both`` hold a_k, a_k beta_k and a_k (1 + beta_k). Loops are written out because whole-array expressions take
+seconds each to compile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lrrn._gemm import gemm
+from lrrn.compiled import kernel
+from lrrn.solvers._cd_numba import descend, fill_panels, invert_diagonal, residuals
+
+LANES = 16
+
+
+@kernel
+def pack(
+    flat: Any,
+    w_at: Any,
+    sizes: Any,
+    a: Any,
+    ab: Any,
+    both: Any,
+    gram: Any,
+    blocks: int,
+    closed: bool,
+    panels: Any,
+    inverse_diagonal: Any,
+) -> None:
+    """Write the first ``blocks`` blocks of H as panels; if ``closed``, one more layer presses on the last of them."""
+    at, unit = 0, 0
+    below = np.empty((sizes[1], 0), flat.dtype)
+    for k in range(blocks):
+        d = sizes[k + 1]
+        block = np.zeros((d, d), flat.dtype)
+        pressed = k + 1 < blocks or closed
+        # a_k (I + beta_k W_k W_k^T) + a_{k+1} (W_{k+1}^T W_{k+1} + beta_{k+1} I)
+        if ab[k] != 0:
+            if k == 0:
+                for i in range(d):
+                    for j in range(d):
+                        block[i, j] = ab[0] * gram[i, j]
+            else:
+                gemm(d, d, sizes[k], ab[k], flat, w_at[k], sizes[k], False, flat, w_at[k], sizes[k], True, a[k], block, 0, d)
+        own = a[k]
+        above = np.empty((sizes[k + 2] if k + 1 < blocks else 0, d), flat.dtype)
+        if pressed:
+            own += ab[k + 1]
+            width = sizes[k + 2]
+            start = w_at[k + 1]
+            gemm(d, d, width, a[k + 1], flat, start, d, True, flat, start, d, False, flat.dtype.type(1), block, 0, d)
+            for i in range(above.shape[0]):
+                for j in range(d):
+                    above[i, j] = -both[k + 1] * flat[start + i * d + j]
+        for j in range(d):
+            block[j, j] += own
+        at = fill_panels(panels, at, below, block, above)
+        unit = invert_diagonal(inverse_diagonal, unit, block)
+        below = above
+
+
+@kernel
+def linear(
+    flat: Any, w_at: Any, b_at: Any, c_at: Any, sizes: Any, a: Any, ab: Any, both: Any, blocks: int, x: Any, q: Any
+) -> None:
+    """Write q of the free phase over its first ``blocks`` blocks."""
+    n, dim = q.shape
+    one = flat.dtype.type(1)
+    start = 0
+    for k in range(blocks):
+        d, d_in = sizes[k + 1], sizes[k]
+        term = np.zeros((1, d), flat.dtype)
+        if b_at[k] >= 0:
+            for j in range(d):
+                term[0, j] = a[k] * flat[b_at[k] + j]
+        if c_at[k] >= 0 and ab[k] != 0:
+            gemm(1, d, d_in, ab[k], flat, c_at[k], d_in, False, flat, w_at[k], d_in, True, one, term, 0, d)
+        if k + 1 < blocks:
+            width = sizes[k + 2]
+            if b_at[k + 1] >= 0:
+                gemm(1, d, width, -a[k + 1], flat, b_at[k + 1], width, False, flat, w_at[k + 1], d, False, one, term, 0, d)
+            if c_at[k + 1] >= 0:
+                for j in range(d):
+                    term[0, j] -= ab[k + 1] * flat[c_at[k + 1] + j]
+        for i in range(n):
+            for j in range(d):
+                q[i, start + j] = term[0, j]
+        if k == 0:
+            gemm(n, d, d_in, both[0], x, 0, d_in, False, flat, w_at[0], d_in, True, one, q, 0, dim)
+        start += d
+
+
+@kernel
+def solve(
+    panels: Any,
+    plan: Any,  # layout, place, padded units and total length of the panels
+    inverse_diagonal: Any,
+    lo: Any,  # (1 or n, dim or more)
+    hi: Any,
+    q: Any,  # (n, dim)
+    tol: float,
+    max_sweeps: int,
+    cold: bool,  # whether z holds zeros
+    z: Any,  # (n, dim), feasible; out: the solution
+    g: Any,  # (n, dim), out: H z - q
+    norms: Any,  # (n,) float64, out: norm of the KKT residual
+    scale: Any,  # (n,) float64, out: max(1, |q|), what tol is relative to
+    used: Any,  # (n,) int64, out: sweeps spent
+) -> None:
+    """Solve a box-constrained QP from ``z`` on, by coordinate descent."""
+    n, dim = z.shape
+    layout, place = plan[0], plan[1]
+    threshold = np.empty(n, np.float64)
+    low, high = lo, hi
+    if lo.shape[0] == 1:
+        low, high = np.empty((1, dim), z.dtype), np.empty((1, dim), z.dtype)
+        for j in range(dim):
+            low[0, j] = lo[0, j]
+            high[0, j] = hi[0, j]
+    for i in range(n):
+        square = 0.0
+        for j in range(dim):
+            square += np.float64(q[i, j]) * np.float64(q[i, j])
+            g[i, j] = -q[i, j]
+        scale[i] = np.sqrt(max(1.0, square))
+        # a little inside, so that the recomputed residual agrees
+        threshold[i] = (0.9 * tol * scale[i]) ** 2
+    if not cold:
+        residuals(panels, layout, inverse_diagonal, place, LANES, low, high, q, z, g, norms)
+    descend(panels, layout, inverse_diagonal, place, LANES, low, high, threshold, max_sweeps, norms[:0], z, g, used)
+    residuals(panels, layout, inverse_diagonal, place, LANES, low, high, q, z, g, norms)
+
+
+@kernel
+def mismatch(
+    flat: Any,
+    w_at: int,
+    b_at: int,
+    c_at: int,
+    d: int,
+    d_in: int,
+    backwards: bool,
+    below: Any,
+    below_at: int,
+    below_stride: int,
+    above: Any,
+    above_at: int,
+    above_stride: int,
+    n: int,
+    to: Any,
+) -> None:
+    """Write z_{k+1} - W_k z_k - b_k or, backwards, W_k^T z_{k+1} - z_k - c_k for ``n`` samples into a vector, row by row."""
+    one = flat.dtype.type(1)
+    source, width = below.reshape(-1), d_in
+    bias, at, stride, sign = c_at, below_at, below_stride, -one
+    if not backwards:
+        source, width = above.reshape(-1), d
+        bias, at, stride, sign = b_at, above_at, above_stride, one
+    for i in range(n):
+        for j in range(width):
+            value = sign * source[at + i * stride + j]
+            if bias >= 0:
+                value -= flat[bias + j]
+            to[i * width + j] = value
+    if backwards:
+        gemm(n, d_in, d, one, above, above_at, above_stride, False, flat, w_at, d_in, False, one, to, 0, d_in)
+    else:
+        gemm(n, d, d_in, -one, below, below_at, below_stride, False, flat, w_at, d_in, True, one, to, 0, d)
+
+
+@kernel
+def add_layer(
+    flat: Any,
+    w_at: int,
+    b_at: int,
+    c_at: int,
+    d: int,
+    d_in: int,
+    a: Any,
+    ab: Any,
+    below: Any,
+    below_at: int,
+    below_stride: int,
+    above: Any,
+    above_at: int,
+    above_stride: int,
+    with_below: Any,
+    with_below_at: int,
+    with_below_stride: int,
+    with_above: Any,
+    with_above_at: int,
+    with_above_stride: int,
+    biased: bool,
+    d_biases: bool,
+    weight: Any,
+    sign: Any,
+    out: Any,
+) -> None:
+    """Add ``sign`` times the derivatives of one layer's energy to ``out``: mismatches of some activations times some others.
+
+    The two are the same for a phase of its own. ``biased`` says whether the mismatches have the biases in them, ``d_biases``
+    whether their sums are derivatives of the biases.
+    """
+    n = weight.shape[0]
+    one = flat.dtype.type(1)
+    rows = np.empty(n * max(d, d_in), flat.dtype)
+    b_in, c_in = (b_at, c_at) if biased else (np.int64(-1), np.int64(-1))
+    for direction in range(2 if ab != 0 else 1):
+        backwards = direction == 1
+        mismatch(
+            flat, w_at, b_in, c_in, d, d_in, backwards, below, below_at, below_stride, above, above_at, above_stride, n, rows
+        )  # fmt: skip
+        width, bias = (d_in, c_at) if backwards else (d, b_at)
+        for i in range(n):
+            factor = -sign * weight[i] * (ab if backwards else a)
+            for j in range(width):
+                rows[i * width + j] *= factor
+                if d_biases and bias >= 0:
+                    out[bias + j] += rows[i * width + j]
+        if backwards:
+            gemm(
+                d, d_in, n, -one, with_above, with_above_at, with_above_stride, True, rows, 0, d_in, False, one, out, w_at, d_in
+            )  # fmt: skip
+        else:
+            gemm(
+                d, d_in, n, one, rows, 0, d, True, with_below, with_below_at, with_below_stride, False, one, out, w_at, d_in
+            )  # fmt: skip
+
+
+@kernel
+def add_first_difference(
+    flat: Any,
+    w_at: int,
+    b_at: int,
+    c_at: int,
+    d: int,
+    d_in: int,
+    ab: Any,
+    both: Any,
+    x: Any,
+    up: Any,
+    up_stride: int,
+    down: Any,
+    down_stride: int,
+    moved: Any,
+    moved_stride: int,
+    weight: Any,
+    sign: Any,
+    a: Any,
+    out: Any,
+) -> None:
+    """Add ``sign`` times the difference of the first layer's derivatives between two phases, whose input is the same.
+
+    ``moved`` is the difference of their activations; with the same activations twice it is the derivative along ``moved``. Only
+    z_1 differs, so neither W_0 x nor, with many samples, anything as wide as the input is formed per sample.
+    """
+    n = weight.shape[0]
+    one = flat.dtype.type(1)
+    few = 2 * n < d
+    # u^T u - v^T v as (u - v)^T u + v^T (u - v): the phases differ by little, and sums of what they share would cancel
+    # rows: minus both times the weighted difference, ab times it, ab times the weighted v, and the difference itself
+    rows = np.empty((4 * n, d), flat.dtype)
+    total = np.zeros((1, d), flat.dtype)
+    moves, downs = moved.reshape(-1), down.reshape(-1)
+    for i in range(n):
+        scale = sign * weight[i]
+        for j in range(d):
+            second = downs[i * down_stride + j]
+            difference = moves[i * moved_stride + j]
+            rows[i, j] = -both * (scale * difference)
+            rows[n + i, j] = ab * (scale * difference)
+            rows[2 * n + i, j] = ab * (scale * second)
+            rows[3 * n + i, j] = difference
+            total[0, j] += scale * difference
+    if b_at >= 0:
+        for j in range(d):
+            out[b_at + j] -= a * total[0, j]
+    if ab == 0:
+        gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one, out, w_at, d_in)
+        return
+    if c_at >= 0:
+        gemm(1, d_in, d, -ab, total, 0, d, False, flat, w_at, d_in, False, one, out, c_at, d_in)
+    if few:
+        # z_1^T (z_1 W_0 - c) by way of the reconstructions, in one product with the rest
+        columns = np.empty((3 * n, d_in), flat.dtype)
+        for i in range(n):
+            for j in range(d_in):
+                columns[i, j] = x[i, j]
+                columns[n + i, j] = -flat[c_at + j] if c_at >= 0 else 0
+                columns[2 * n + i, j] = 0
+        gemm(n, d_in, d, one, up, 0, up_stride, False, flat, w_at, d_in, False, one, columns, n * d_in, d_in)
+        gemm(n, d_in, d, one, rows, 3 * n * d, d, False, flat, w_at, d_in, False, one, columns, 2 * n * d_in, d_in)
+        gemm(d, d_in, 3 * n, one, rows, 0, d, True, columns, 0, d_in, False, one, out, w_at, d_in)
+        return
+    moments = np.zeros((d, d), flat.dtype)
+    gemm(d, d, n, one, rows, n * d, d, True, up, 0, up_stride, False, one, moments, 0, d)
+    gemm(d, d, n, one, rows, 2 * n * d, d, True, rows, 3 * n * d, d, False, one, moments, 0, d)
+    gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one, out, w_at, d_in)
+    gemm(d, d_in, d, one, moments, 0, d, False, flat, w_at, d_in, False, one, out, w_at, d_in)
+    if c_at >= 0:
+        gemm(d, d_in, 1, -ab, total, 0, d, True, flat, c_at, d_in, False, one, out, w_at, d_in)
+
+
+@kernel
+def add_later_differences(
+    flat: Any,
+    w_at: Any,
+    b_at: Any,
+    c_at: Any,
+    sizes: Any,
+    a: Any,
+    ab: Any,
+    layers: int,
+    down: Any,
+    up: Any,
+    moved: Any,
+    weight: Any,
+    sign: Any,
+    out: Any,
+) -> None:
+    """Add ``sign`` times the difference of derivatives between two phases, of the layers 1, ..., layers - 1.
+
+    ``moved`` is the difference of their activations. With mismatches R: R(u) u - R(v) v = R(u - v) u + R(v) (u - v), in which
+    nothing large cancels. With the same activations twice it is the derivative along ``moved``.
+    """
+    at = sizes[1]
+    for k in range(1, layers):
+        d, d_in = sizes[k + 1], sizes[k]
+        below = at - d_in
+        add_layer(
+            flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k],
+            moved, below, moved.shape[1], moved, at, moved.shape[1],
+            up, below, up.shape[1], up, at, up.shape[1], False, True, weight, sign, out,
+        )  # fmt: skip
+        add_layer(
+            flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k],
+            down, below, down.shape[1], down, at, down.shape[1],
+            moved, below, moved.shape[1], moved, at, moved.shape[1], True, False, weight, sign, out,
+        )  # fmt: skip
+        at += d
