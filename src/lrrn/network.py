@@ -420,7 +420,7 @@ def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
 
 
 def _check_finite(t: Tensor, name: str) -> None:
-    if math.isfinite(float(t.sum())):  # then all of them are, and this takes a fraction of the time
+    if math.isfinite(float(t.detach().sum())):  # then all of them are, and this takes a fraction of the time
         return
     finite = t.isfinite()
     if not bool(finite.all()):
