@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lrrn._energy_numba import add_first_difference, add_later_differences, linear, pack, solve
+from lrrn._energy_numba import add_first_difference, add_later_differences, begin, linear, pack, solve
 from lrrn._gemm import gemm
 from lrrn.compiled import kernel
 
@@ -55,7 +55,8 @@ def forward(
     q = np.empty(z.shape, flat.dtype)
     linear(flat, w_at, b_at, c_at, sizes, a, ab, both, layers, x, q)
     pack(flat, w_at, sizes, a, ab, both, gram, layers, False, panels, inverse_diagonal)
-    solve(panels, plan, inverse_diagonal, lo, hi, q, tol, max_sweeps, cold, z, g, norms, scale, used)
+    begin(panels, plan, inverse_diagonal, lo, hi, q, cold, z, g, norms)
+    solve(panels, plan, inverse_diagonal, lo, hi, q, tol, max_sweeps, True, z, g, norms, scale, used)
     return _within(g, norms, scale, limit)
 
 
@@ -110,6 +111,7 @@ def backward(
             return False
         for j in range(dim):
             unit[i, j] = v[i, j] / size[i] if size[i] > 0 else v[i, j]
+    begin(panels, plan, inverse_diagonal, low, high, unit, True, w, g, norms)
     solve(panels, plan, inverse_diagonal, low, high, unit, tol, max_sweeps, True, w, g, norms, scale, used)
     if not _within(g, norms, scale, limit):
         return False

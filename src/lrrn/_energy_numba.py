@@ -14,10 +14,41 @@ from typing import Any
 import numpy as np
 
 from lrrn._gemm import gemm
-from lrrn.compiled import kernel
+from lrrn.compiled import kernel, summing
 from lrrn.solvers._cd_numba import descend, fill_panels, invert_diagonal, residuals
+from lrrn.solvers._cd_vector import PANEL
 
 LANES = 16
+
+
+@summing
+def squared_norm(rows: Any, i: int) -> float:
+    """Sum the squares of a row."""
+    total = 0.0
+    for j in range(rows.shape[1]):
+        total += np.float64(rows[i, j]) * np.float64(rows[i, j])
+    return total
+
+
+@summing
+def squared_residual(lo: Any, hi: Any, z: Any, g: Any, i: int) -> float:
+    """Sum the squares of a row's gradient but for what a bound holds."""
+    row = i if lo.shape[0] > 1 else 0
+    total = 0.0
+    for j in range(z.shape[1]):
+        held = (z[i, j] <= lo[row, j]) & (g[i, j] > 0) | (z[i, j] >= hi[row, j]) & (g[i, j] < 0)
+        free = np.float64(0) if held else np.float64(g[i, j])
+        total += free * free
+    return total
+
+
+@summing
+def value(q: Any, z: Any, g: Any, i: int) -> float:
+    """Return 1/2 z^T H z - q^T z of a row."""
+    total = 0.0
+    for j in range(z.shape[1]):
+        total += np.float64(z[i, j]) * (np.float64(g[i, j]) - np.float64(q[i, j]))
+    return 0.5 * total
 
 
 @kernel
@@ -98,44 +129,70 @@ def linear(
 
 
 @kernel
+def press(flat: Any, w_at: Any, sizes: Any, a: Any, ab: Any, k: int, plan: Any, panels: Any, inverse_diagonal: Any) -> None:
+    """Let layer ``k`` press on the last block of H, panels that :func:`pack` has written without it."""
+    layout, place = plan[0], plan[1]
+    d, width, dim = sizes[k], sizes[k + 1], place.shape[0]
+    start = place[dim - d]
+    block = np.zeros((d, d), flat.dtype)
+    gemm(d, d, width, a[k], flat, w_at[k], d, True, flat, w_at[k], d, False, flat.dtype.type(0), block, 0, d)
+    for p in range(layout.shape[0]):
+        first = layout[p, 1] - start
+        if first < 0:
+            continue
+        at = layout[p, 0] + (start - layout[p, 2]) * PANEL
+        for i in range(min(PANEL, d - first)):
+            j = first + i
+            block[j, j] += ab[k]
+            for m in range(d):
+                panels[at + m * PANEL + i] += block[m, j]
+            inverse_diagonal[start + j] = 1 / panels[at + j * PANEL + i]
+
+
+@kernel
+def begin(
+    panels: Any, plan: Any, inverse_diagonal: Any, lo: Any, hi: Any, q: Any, cold: bool, z: Any, g: Any, norms: Any
+) -> None:
+    """Write the gradient H z - q at ``z``, which is zero if ``cold``."""
+    if not cold:
+        residuals(panels, plan[0], inverse_diagonal, plan[1], LANES, lo, hi, q, z, g, norms)
+        return
+    for i in range(q.shape[0]):
+        for j in range(q.shape[1]):
+            g[i, j] = -q[i, j]
+
+
+@kernel
 def solve(
     panels: Any,
     plan: Any,  # layout, place, padded units and total length of the panels
     inverse_diagonal: Any,
-    lo: Any,  # (1 or n, dim or more)
+    lo: Any,  # (1 or n, dim)
     hi: Any,
     q: Any,  # (n, dim)
     tol: float,
     max_sweeps: int,
-    cold: bool,  # whether z holds zeros
+    exact: bool,  # whether to compute gradients and residuals afresh at the end
     z: Any,  # (n, dim), feasible; out: the solution
-    g: Any,  # (n, dim), out: H z - q
+    g: Any,  # (n, dim): H z - q, in and out
     norms: Any,  # (n,) float64, out: norm of the KKT residual
     scale: Any,  # (n,) float64, out: max(1, |q|), what tol is relative to
     used: Any,  # (n,) int64, out: sweeps spent
 ) -> None:
     """Solve a box-constrained QP from ``z`` on, by coordinate descent."""
-    n, dim = z.shape
+    n = z.shape[0]
     layout, place = plan[0], plan[1]
     threshold = np.empty(n, np.float64)
-    low, high = lo, hi
-    if lo.shape[0] == 1:
-        low, high = np.empty((1, dim), z.dtype), np.empty((1, dim), z.dtype)
-        for j in range(dim):
-            low[0, j] = lo[0, j]
-            high[0, j] = hi[0, j]
     for i in range(n):
-        square = 0.0
-        for j in range(dim):
-            square += np.float64(q[i, j]) * np.float64(q[i, j])
-            g[i, j] = -q[i, j]
-        scale[i] = np.sqrt(max(1.0, square))
+        scale[i] = np.sqrt(max(1.0, squared_norm(q, i)))
         # a little inside, so that the recomputed residual agrees
         threshold[i] = (0.9 * tol * scale[i]) ** 2
-    if not cold:
-        residuals(panels, layout, inverse_diagonal, place, LANES, low, high, q, z, g, norms)
-    descend(panels, layout, inverse_diagonal, place, LANES, low, high, threshold, max_sweeps, norms[:0], z, g, used)
-    residuals(panels, layout, inverse_diagonal, place, LANES, low, high, q, z, g, norms)
+    descend(panels, layout, inverse_diagonal, place, LANES, lo, hi, threshold, max_sweeps, norms[:0], z, g, used)
+    if exact:
+        residuals(panels, layout, inverse_diagonal, place, LANES, lo, hi, q, z, g, norms)
+        return
+    for i in range(n):
+        norms[i] = np.sqrt(squared_residual(lo, hi, z, g, i))
 
 
 @kernel

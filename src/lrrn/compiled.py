@@ -13,13 +13,18 @@ logger = logging.getLogger("lrrn.compiled")
 _told: set[str] = set()
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+def summing(function: Callable[..., Any]) -> Any:
+    """Do as :func:`kernel` does, and let sums be taken in any order: in vectors, they take a fraction of the time."""
+    return kernel(function, fastmath={"reassoc", "nsz", "contract"})
+
+
+def kernel(function: Callable[..., Any], **more: Any) -> Any:
     """Compile a function on its first call, without the interpreter lock, and keep the result for later processes.
 
     Where it cannot be kept (no folder that can be written, a full disk) or what was kept is damaged, the kernel is compiled
     anew, a warning is logged once, and all else goes on.
     """
-    options = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False, **more}
     try:
         compiled = njit(cache=True, **options)(function)
     except RuntimeError as error:  # Numba found no folder for its cache

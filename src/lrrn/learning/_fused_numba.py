@@ -9,10 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from lrrn._energy_numba import add_first_difference, add_later_differences, add_layer, linear, mismatch, pack, solve
+from lrrn._energy_numba import (
+    add_first_difference,
+    add_later_differences,
+    add_layer,
+    begin,
+    linear,
+    mismatch,
+    pack,
+    press,
+    solve,
+    value,
+)
 from lrrn._gemm import gemm
 from lrrn.compiled import kernel
 
+RUNNING = 1000.0
+"""Units in the last place of a tolerance below which residuals are computed afresh."""
 ACCEPTED = 3.0
 """A sample whose residual stays above the tolerance by less than this factor is left at that: rounding may not allow more."""
 
@@ -47,26 +60,39 @@ def _solve_phase(
     q: Any,
     tol: float,
     max_sweeps: int,
-    cold: bool,
     z: Any,
+    g: Any,
     sweeps: Any,
     sign: Any,
     losses: Any,
 ) -> bool:
     """Solve one phase from ``z`` on and add ``sign`` times its value to the losses; return whether every sample converged."""
-    n, dim = z.shape
-    g = np.empty_like(z)
+    n = z.shape[0]
     norms, scale, used = np.empty(n, np.float64), np.empty(n, np.float64), np.zeros(n, np.int64)
-    solve(panels, plan, inverse_diagonal, lo, hi, q, tol, max_sweeps, cold, z, g, norms, scale, used)
+    # a gradient that is kept up to date for a few sweeps errs by a few units in the last place
+    exact = tol < RUNNING * np.finfo(z.dtype).eps
+    solve(panels, plan, inverse_diagonal, lo, hi, q, tol, max_sweeps, exact, z, g, norms, scale, used)
     done = True
     for i in range(n):
         sweeps[0] += used[i]
         done = done and norms[i] <= ACCEPTED * tol * scale[i]
-        value = 0.0
-        for j in range(dim):
-            value += np.float64(z[i, j]) * (np.float64(g[i, j]) - np.float64(q[i, j]))
-        losses[i] += sign * 0.5 * value
+        losses[i] += sign * value(q, z, g, i)
     return done
+
+
+@kernel
+def _clamp_gradient(flat: Any, w_at: Any, b_at: Any, sizes: Any, a: Any, last: int, y: Any, z: Any, g: Any) -> None:
+    """Turn the free phase's gradient into the clamped phase's: an eliminated output that is held pulls by its error."""
+    d, width, n, dim = sizes[last], sizes[last + 1], z.shape[0], z.shape[1]
+    one = flat.dtype.type(1)
+    error = np.empty((n, width), flat.dtype)
+    for i in range(n):
+        for j in range(width):
+            error[i, j] = -a[last] * y[i, j]
+            if b_at[last] >= 0:
+                error[i, j] += a[last] * flat[b_at[last] + j]
+    gemm(n, width, d, a[last], z, dim - d, dim, False, flat, w_at[last], d, True, one, error, 0, width)
+    gemm(n, d, width, one, error, 0, width, False, flat, w_at[last], d, False, one, g, dim - d, dim)
 
 
 @kernel
@@ -148,8 +174,8 @@ def _add_constant(
         for i in range(n):
             total = 0.0
             for j in range(width):
-                value = np.float64(rows[i * width + j])
-                total += value * value
+                part = np.float64(rows[i * width + j])
+                total += part * part
             losses[i] += sign * 0.5 * factor * total
 
 
@@ -166,8 +192,10 @@ def energy_step(
     eliminated: bool,  # whether the output is not an unknown of the free phase
     plan_free: Any,  # layout, place, padded units and total length of the free phase's panels
     plan_clamped: Any,
-    lo: Any,  # (1, d_1 + ... + d_L)
-    hi: Any,
+    lo_free: Any,  # (1, free units)
+    hi_free: Any,
+    lo_hidden: Any,  # (1, hidden units)
+    hi_hidden: Any,
     gram: Any,  # (d_1, d_1): W_0 W_0^T; not read if beta_0 is 0
     x: Any,  # (n, d_0)
     y: Any,  # (n, d_L); not read if sign_clamped is 0
@@ -193,23 +221,36 @@ def energy_step(
     linear(flat, w_at, b_at, c_at, sizes, a, ab, both, n_free, x, q)
     for i in range(n):
         losses[i] = 0
-    for phase in range(2):
-        at_free = phase == 0
-        if not (free if at_free else clamped):
-            continue
-        plan = plan_free if at_free else plan_clamped
-        panels, inverse = np.zeros(plan[3], flat.dtype), np.zeros(plan[2], flat.dtype)
-        pack(flat, w_at, sizes, a, ab, both, gram, n_free if at_free else last, not at_free, panels, inverse)
-        pull, z, sign = q, z_free, sign_free
-        if not at_free:
-            pull, z, sign = np.empty((n, hidden), flat.dtype), z_clamped, sign_clamped
-            _clamp(flat, w_at, b_at, sizes, a, both, last, eliminated, y, q, pull)
-            if free:
-                for i in range(n):
-                    for j in range(hidden):
-                        z[i, j] = z_free[i, j]
-        start = cold and (at_free or not free)
-        if not _solve_phase(panels, plan, inverse, lo, hi, pull, tol, max_sweeps, start, z, sweeps, sign, losses):
+    panels, inverse = np.zeros(plan_free[3], flat.dtype), np.zeros(plan_free[2], flat.dtype)
+    g, norms = np.empty(z_free.shape, flat.dtype), np.empty(n, np.float64)
+    if free:
+        pack(flat, w_at, sizes, a, ab, both, gram, n_free, False, panels, inverse)
+        begin(panels, plan_free, inverse, lo_free, hi_free, q, cold, z_free, g, norms)
+        done = _solve_phase(
+            panels, plan_free, inverse, lo_free, hi_free, q, tol, max_sweeps, z_free, g, sweeps, sign_free, losses
+        )  # fmt: skip
+        if not done:
+            return False
+    if clamped:
+        pull = np.empty((n, hidden), flat.dtype)
+        _clamp(flat, w_at, b_at, sizes, a, both, last, eliminated, y, q, pull)
+        if free:
+            for i in range(n):
+                for j in range(hidden):
+                    z_clamped[i, j] = z_free[i, j]
+        if free and eliminated:
+            press(flat, w_at, sizes, a, ab, last, plan_free, panels, inverse)
+            _clamp_gradient(flat, w_at, b_at, sizes, a, last, y, z_clamped, g)
+        else:
+            panels, inverse = np.zeros(plan_clamped[3], flat.dtype), np.zeros(plan_clamped[2], flat.dtype)
+            g = np.empty((n, hidden), flat.dtype)
+            pack(flat, w_at, sizes, a, ab, both, gram, last, True, panels, inverse)
+            begin(panels, plan_clamped, inverse, lo_hidden, hi_hidden, pull, cold and not free, z_clamped, g, norms)
+        done = _solve_phase(
+            panels, plan_clamped, inverse, lo_hidden, hi_hidden, pull, tol, max_sweeps, z_clamped, g, sweeps, sign_clamped,
+            losses,
+        )  # fmt: skip
+        if not done:
             return False
     # what the two energies are at zero activations, which their QPs leave out
     common = sign_free + sign_clamped

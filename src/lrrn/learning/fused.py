@@ -73,8 +73,7 @@ class FusedStep:
             energy.eliminated,
             panel_plan(energy.free_sizes),
             panel_plan(hidden),
-            self._lo.numpy(),
-            self._hi.numpy(),
+            *(bound[:, :units].contiguous().numpy() for units in (self._free, self._hidden) for bound in (self._lo, self._hi)),
             self._gram.numpy(),
         )
 

@@ -127,7 +127,7 @@ def descend(
     max_sweeps: int,
     unit: Any,  # (n,) float64: sweep on what is to be added to z, in these units and in the panels' type; empty: on z itself
     z: Any,  # (n, dim), in and out
-    g: Any,  # (n, dim): H z - q at the start
+    g: Any,  # (n, dim): H z - q; out: likewise, with the rounding of every step on the way, unless there are units
     used: Any,  # (n,) int64, out: sweeps spent
 ) -> None:
     """Sweep until every sample has converged, became non-finite or had ``max_sweeps`` sweeps.
@@ -168,7 +168,9 @@ def descend(
                 _add_correction(s, i, unit[i], place, lo, hi, z, zs, los, his)
             elif not corrects:
                 for j in range(dim):
-                    z[i, j] = zs[place[j], s]
+                    m = place[j]
+                    z[i, j] = zs[m, s]
+                    g[i, j] = gs[m, s]
             if following < n:
                 sample[s] = following
                 count[s] = 0
