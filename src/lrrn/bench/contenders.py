@@ -140,6 +140,6 @@ CONTENDERS = (
     Contender("osqp, in a loop", peers.osqp, ("osqp", "scipy"), threads=(1,), largest=2048, alone=True),
     Contender("proxsuite", peers.proxsuite, ("proxsuite",), largest=2048, alone=True),
     Contender("quadprog, in a loop", peers.quadprog, ("quadprog",), largest=2048, alone=True),
-    Contender("qpth", peers.qpth, ("qpth",), largest=2048, alone=True),
-    Contender("cvxpylayers", peers.cvxpylayers, ("cvxpylayers", "cvxpy"), largest=2048, alone=True),
+    Contender("qpth", peers.qpth, ("qpth",), largest=1024, alone=True),
+    Contender("cvxpylayers", peers.cvxpylayers, ("cvxpylayers", "cvxpy"), largest=1024, alone=True),
 )
