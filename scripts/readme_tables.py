@@ -97,39 +97,60 @@ def tight() -> str:
     return f"{table(columns, rows)}\n\n{source('python scripts/mnist_certificates.py', path)}"
 
 
+def suite(name: str) -> tuple[Path, list[dict[str, Any]]]:
+    """Return the newest file of the whole benchmark and the records of one of its suites that were timed."""
+    path = newest("*-cpu-suite.json")
+    return path, [record for record in json.loads(path.read_text())[name]["records"] if record.get("seconds") is not None]
+
+
 def fast() -> str:
     """One free phase against other solvers."""
-    path = newest("*-cpu-core.json")
-    records = json.loads(path.read_text())["solve"]
-    peers = [record for record in records if not record["ours"]]
-    ours = min((record for record in records if record["ours"]), key=lambda record: record["seconds"])
-    rows = [[f"**lrrn, {ours['contender'].replace('_', ' ')}**", f"{1e3 * ours['seconds']:.1f} ms", "1"]]
-    for peer in sorted(peers, key=lambda record: record["seconds"]):
+    path, records = suite("solve")
+    case = [record for record in records if (record.get("weights"), record["dim"], record["batch"]) == ("random", 128, 1000)]
+    ours = min((record for record in case if record["ours"]), key=lambda record: record["seconds"])
+    rows = [["**lrrn**", f"{1e3 * ours['seconds']:.1f} ms", "1"]]
+    for peer in sorted((record for record in case if not record["ours"]), key=lambda record: record["seconds"]):
         ratio = peer["seconds"] / ours["seconds"]
         rows.append([peer["contender"], f"{1e3 * peer['seconds']:,.0f} ms", f"{ratio:.0f}"])
     return f"{table(['solver', 'time', 'times ours'], rows)}\n\n{source('lrrn bench --suite solve', path)}"
 
 
+def gradients() -> str:
+    """Forward and backward of the layer against other differentiable QP layers."""
+    path, records = suite("grad")
+    peers = list(dict.fromkeys(record["contender"] for record in records if not record["ours"]))
+    rows = []
+    for case in dict.fromkeys(record["case"] for record in records):
+        times = {record["contender"]: record["seconds"] for record in records if record["case"] == case}
+        ratios = [f"{times[peer] / times['lrrn']:.0f}" if peer in times else "misses the error" for peer in peers]
+        rows.append([case, f"{1e3 * times['lrrn']:.1f} ms", *ratios])
+    columns = ["forward and backward, float64", "lrrn", *(f"{peer}, times ours" for peer in peers)]
+    return f"{table(columns, rows)}\n\n{source('lrrn bench --suite grad', path)}"
+
+
 def epoch() -> str:
-    """Training, an epoch at a time, against scikit-learn's network."""
-    path = newest("*-cpu-train.json")
-    records = json.loads(path.read_text())["train"]
+    """Training, an epoch at a time, against other networks of the same size."""
+    path, records = suite("train")
+    peers = ("MLPClassifier", "torch MLP", "deel-torchlip", "orthogonium")
     rows = []
     for batch in sorted({record["batch"] for record in records}):
         for optimizer in ("sgd", "adam"):
-            pair = {r["peer"]: r["seconds"] for r in records if (r["batch"], r["optimizer"]) == (batch, optimizer)}
-            cells = [
-                f"batch {batch}, {optimizer}",
-                f"{pair[False]:.1f} s",
-                f"{pair[True]:.1f} s",
-                f"{pair[False] / pair[True]:.2f}",
-            ]
-            rows.append(cells)
-    columns = ["60,000 x 784 samples, 784-64-64-10, float32", "lrrn, contrastive", "`MLPClassifier`", "ratio"]
+            chosen = [record for record in records if (record["batch"], record["optimizer"]) == (batch, optimizer)]
+            times = {record["contender"]: record["seconds"] for record in chosen}
+            ratios = [f"{times['lrrn'] / times[peer]:.2f}" if peer in times else "" for peer in peers]
+            rows.append([f"batch {batch}, {optimizer}", f"{times['lrrn']:.1f} s", *ratios])
+    columns = ["60,000 x 784 samples, 784-64-64-10, float32", "lrrn, contrastive", *(f"ours / {peer}" for peer in peers)]
     return f"{table(columns, rows)}\n\n{source('lrrn bench --suite train', path)}"
 
 
-TABLES = {"reproduced": reproduced, "certified": certified, "tight": tight, "fast": fast, "epoch": epoch}
+TABLES = {
+    "reproduced": reproduced,
+    "certified": certified,
+    "tight": tight,
+    "fast": fast,
+    "gradients": gradients,
+    "epoch": epoch,
+}
 
 
 def updated(text: str) -> str:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import lrrn.bench.contenders
 import lrrn.bench.train
+import lrrn.solvers.coordinate_descent
 from lrrn.bench import certify, contest, depth, grad, learners, rate, scaling, solve, suites, tables, train
 from lrrn.bench.clock import Settings, Timing, best_of_threads, cores, exponent, measure, threads
 from lrrn.bench.contenders import CONTENDERS, Contender
@@ -275,6 +276,12 @@ def test_depth_suite_counts_the_blocks():
     assert [record["blocks"] for record in records] == [4, 10, 22, 46]
     assert all(record["us_per_sweep"] > 0 for record in records)
     check(depth.present(records))
+
+
+def test_sweeps_of_the_depth_suite_are_in_float64_however_large(monkeypatch):
+    monkeypatch.setattr(lrrn.solvers.coordinate_descent, "SINGLE_FROM", 1)
+    monkeypatch.setattr(lrrn.solvers.coordinate_descent, "single", None)  # nobody may ask for it
+    assert len(depth.run(QUICK, Journal())) == 4
 
 
 def test_grad_suite(no_peers):

@@ -136,10 +136,10 @@ CONTENDERS = (
     Contender("torch FISTA, momentum from mu and L", _fista("constant")),
     Contender("torch coordinate descent", _naive_descent, largest=2048),
     Contender("jaxopt BoxCDQP, jit + vmap", peers.box_cdqp, ("jax", "jaxopt"), threads=(0,)),
-    Contender("jaxopt BoxOSQP, jit + vmap", peers.box_osqp, ("jax", "jaxopt"), threads=(0,), largest=2048, alone=True),
+    Contender("jaxopt BoxOSQP, jit + vmap", peers.box_osqp, ("jax", "jaxopt"), threads=(0,), largest=512, alone=True),
     Contender("osqp, in a loop", peers.osqp, ("osqp", "scipy"), threads=(1,), largest=2048, alone=True),
     Contender("proxsuite", peers.proxsuite, ("proxsuite",), largest=2048, alone=True),
     Contender("quadprog, in a loop", peers.quadprog, ("quadprog",), largest=2048, alone=True),
-    Contender("qpth", peers.qpth, ("qpth",), largest=1024, alone=True),
+    Contender("qpth", peers.qpth, ("qpth",), largest=256, alone=True),
     Contender("cvxpylayers", peers.cvxpylayers, ("cvxpylayers", "cvxpy"), largest=1024, alone=True),
 )

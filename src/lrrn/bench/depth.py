@@ -10,7 +10,7 @@ from lrrn.bench.clock import Settings, measure
 from lrrn.bench.journal import Journal
 from lrrn.bench.problems import images, random_network
 from lrrn.bench.tables import Part, Table
-from lrrn.solvers import SOLVERS
+from lrrn.solvers.coordinate_descent import CoordinateDescent
 from lrrn.threads import blas_threads
 
 DEPTHS = (2, 4, 8, 16)
@@ -28,7 +28,7 @@ def _sweeps(settings: Settings) -> list[dict[str, Any]]:
         for depth in DEPTHS:
             net = random_network((width,) * (depth + 2), settings.seed, torch.float64)
             qp = net.energy_snapshot(torch.float64).free(images(n, width, settings.seed + 1, torch.float64))
-            stepper = SOLVERS["coordinate_descent"].begin(qp)
+            stepper = CoordinateDescent().begin(qp, corrections=False)
             never = torch.zeros(n, dtype=torch.float64)
 
             def sweep(stepper: Any = stepper, qp: Any = qp, never: Any = never) -> None:

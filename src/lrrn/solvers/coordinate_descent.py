@@ -49,10 +49,10 @@ class CoordinateDescent:
             return f"its kernels take float32 or float64 and the problem is {qp.q.dtype}"
         return None
 
-    def begin(self, qp: BoxQP) -> _Descent:
-        """Pack the Hessian into panels."""
+    def begin(self, qp: BoxQP, corrections: bool = True) -> _Descent:
+        """Pack the Hessian into panels; without ``corrections`` every sweep is in the type of the problem."""
         packed = pack(qp.hessian)
-        pays = packed.panels.size >= SINGLE_FROM and qp.n_samples > LANES // 2 and qp.q.dtype == torch.float64
+        pays = corrections and packed.panels.size >= SINGLE_FROM and qp.n_samples > LANES // 2 and qp.q.dtype == torch.float64
         return _Descent(packed, single(qp.hessian) if pays else None)
 
 
