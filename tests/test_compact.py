@@ -2,6 +2,9 @@
 
 import copy
 import gc
+import os
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -11,7 +14,14 @@ import lrrn.compact
 from lrrn import LRRN
 from lrrn.compact import Compact, Tolerances, applies
 from lrrn.learning.monitor import SolveCounts
+from lrrn.threads import holds_one_thread, one_thread
 from test_fused import NETWORKS, network
+
+
+@pytest.fixture(autouse=True)
+def held():
+    with one_thread():
+        yield
 
 
 @pytest.fixture
@@ -138,6 +148,27 @@ def test_who_is_asked():
         other = network("paper")
         setattr(other, name, value)
         assert other.compact_tolerances(torch.float64) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_blas_must_be_held_to_one_thread_and_is_not_in_a_forked_child():
+    code = """
+import os, torch
+from lrrn.compact import applies
+from lrrn import LRRN
+from lrrn.threads import one_thread
+energy, x = LRRN((12, 9, 3), dtype=torch.float64).energy_now(), torch.zeros(4, 12, dtype=torch.float64)
+assert not applies(energy, x)
+with one_thread():
+    assert applies(energy, x)
+    child = os.fork()
+    if child == 0:
+        os._exit(int(applies(energy, x)))
+    assert os.waitpid(child, 0)[1] == 0
+assert not applies(energy, x)
+"""
+    assert holds_one_thread()
+    subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], check=True)
 
 
 def test_overflow_is_told():

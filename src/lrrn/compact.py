@@ -1,7 +1,9 @@
 """Small batches on the CPU: the minimiser and its derivative in one compiled call each.
 
 At ten samples of a network of a hundred units the arithmetic of both takes a fraction of a millisecond, and calling torch a
-hundred times for it takes several. What does not converge within a few sweeps is left to the general way.
+hundred times for it takes several. What does not converge within a few sweeps is left to the general way. These kernels call
+SciPy's BLAS, whose threads would cost more than they save, so they work while :func:`~lrrn.threads.one_thread` is held, as it
+is during every fit.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from lrrn.constraints import Interval, bounds
 from lrrn.energy import LiftedEnergy
 from lrrn.qp import QPSolution
 from lrrn.solvers.coordinate_descent import SINGLE_FROM, THREAD_WORK, panel_plan
+from lrrn.threads import holds_one_thread
 
 SWEEPS = 64
 """Sweeps a solve may take here."""
@@ -120,8 +123,14 @@ class Compact:
 
 
 def applies(energy: LiftedEnergy, x: Tensor) -> bool:
-    """Whether a batch is one for these kernels: on the CPU, not empty, and too small for a second thread."""
-    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or not energy.n_free or not len(x):
+    """Whether a batch is one for these kernels: on the CPU, not empty, too small for a second thread, and BLAS held to one."""
+    if (
+        not holds_one_thread()
+        or x.device.type != "cpu"
+        or x.dtype not in (torch.float32, torch.float64)
+        or not energy.n_free
+        or not len(x)
+    ):
         return False
     total = _fixed(energy).plan[3]
     return total < SINGLE_FROM and len(x) * total < THREAD_WORK

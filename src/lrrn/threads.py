@@ -99,6 +99,11 @@ def one_thread() -> Iterator[None]:
                     held.keeper.submit(held.blas_limits.__exit__, None, None, None).result()
 
 
+def holds_one_thread() -> bool:
+    """Whether :func:`one_thread` is held in this process; never in a forked child, whose BLAS may wait for its threads."""
+    return _held.blas_holders > 0
+
+
 def _limit_blas() -> Any:
     # loaded first, or the limit would not reach it
     import scipy.linalg.cython_blas  # noqa: F401

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from lrrn.bench.journal import Journal
 from lrrn.bench.problems import Problem, free_phase, images, name_of, random_network
 from lrrn.bench.tables import Part, contest_table
 from lrrn.network import LRRN
-from lrrn.threads import blas_threads
+from lrrn.threads import blas_threads, one_thread
 
 logger = logging.getLogger("lrrn.bench")
 
@@ -63,7 +64,7 @@ def _case(sizes: Sequence[int], n: int, settings: Settings) -> list[dict[str, An
         logger.info("%s: %s", head["case"], name)
         layer = prepare(problem)
         gradient = _ours(net, x, direction) if layer is None else _through(net, x, direction, layer)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), one_thread() if layer is None else nullcontext():
             warnings.simplefilter("ignore")
             records.append({**head, **blank, **timed(gradient, reference, settings.repeats, options)})
     return records
