@@ -531,3 +531,19 @@ def test_an_interrupted_benchmark_continues(tmp_path, no_peers, monkeypatch):
     result = json.loads(file.read_text())["solve"]
     ran = [record for record in result["records"] if record["kind"] == "solve" and record["seconds"] is not None]
     assert len(timed) - 1 == len(ran) and result["sittings"] == 2  # none was timed twice
+
+
+def test_a_page_is_written_from_what_was_measured_before(tmp_path, monkeypatch):
+    file, page, again = tmp_path / "results.json", tmp_path / "page.md", tmp_path / "again.md"
+    command = ["bench", "--suite", "depth", "--quick", "--repeats", "1", "--json", str(file)]
+    assert runner.invoke(app, [*command, "--page", str(page)]).exit_code == 0
+    before = file.read_bytes()
+    monkeypatch.setattr(depth, "run", None)  # nothing is measured
+    assert runner.invoke(app, ["bench", "--report-only", "--json", str(file), "--page", str(again)]).exit_code == 0
+    assert again.read_text() == page.read_text() and file.read_bytes() == before
+    told = runner.invoke(app, ["bench", "--report-only", "--json", str(file)])
+    assert told.exit_code == 2 and "give both" in told.output
+    for content in ("[]", "{", '{"solve": {}}', '{"other": {"records": []}}'):
+        file.write_text(content)
+        told = runner.invoke(app, ["bench", "--report-only", "--json", str(file), "--page", str(again)])
+        assert told.exit_code == 1 and "does not hold results" in told.output.replace("\n", " ")

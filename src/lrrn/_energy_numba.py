@@ -17,8 +17,7 @@ from lrrn._gemm import gemm
 from lrrn.compiled import kernel, summing
 from lrrn.solvers._cd_numba import descend, fill_panels, invert_diagonal, residuals
 from lrrn.solvers._cd_vector import PANEL
-
-LANES = 16
+from lrrn.solvers.coordinate_descent import LANES
 
 
 @summing

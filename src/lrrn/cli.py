@@ -349,13 +349,16 @@ def bench(
     page: Annotated[
         Path | None, typer.Option(help="Write tables and charts to this HTML file, or tables to a .md file.")
     ] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Measure nothing: write the page from what the JSON file holds.")
+    ] = False,
 ) -> None:
     """Time solving, differentiating, training and certifying against their peers, every answer rescored in float64.
 
     With --json it may be interrupted: the same command, on the same day, continues.
     """
     from lrrn.bench.clock import Settings
-    from lrrn.bench.suites import SUITES, document, journal, present, run, write_json
+    from lrrn.bench.suites import SUITES, document, journal, present, read_json, run, write_json
     from lrrn.bench.tables import print_parts
 
     if device not in ("auto", "cpu"):
@@ -364,9 +367,14 @@ def bench(
         raise typer.BadParameter(f"unknown suite {suite!r}; use {', '.join(SUITES)} or all")
     json_file, page = _writable(json_file), _writable(page)
     _apart((model,), json_file, page)
+    if report_only and (json_file is None or page is None):
+        raise typer.BadParameter("--report-only reads --json and writes --page; give both")
     settings = Settings(quick, seed, repeats, samples, rows, model, root)
     results: dict[str, Any] = {}
-    for name in SUITES if suite == "all" else (suite,):
+    if report_only and json_file is not None:
+        with _explained(None):
+            results = read_json(json_file)
+    for name in () if report_only else SUITES if suite == "all" else (suite,):
         with _explained(None):
             kept = journal(name, settings, json_file)
             results[name] = run(name, settings, kept)

@@ -81,9 +81,9 @@ class Compact:
     """
 
     def __init__(self, energy: LiftedEnergy, parameters: Sequence[Tensor], x: Tensor, tolerances: Tolerances) -> None:
-        self.tolerances, self._parameters, self._fixed = tolerances, parameters, _fixed(energy)
+        self.tolerances, self._parameters, self._structure = tolerances, parameters, structure_of(energy)
         self._flat, self._x = _flatten_dense_tensors(parameters).detach().numpy(), x.detach().contiguous().numpy()
-        _, _, units, length = self._fixed.plan
+        _, _, units, length = self._structure.plan
         self._panels, self._inverse = np.zeros(length, self._flat.dtype), np.zeros(units, self._flat.dtype)
         self._z = np.zeros((len(x), sum(energy.free_sizes)), self._flat.dtype)
 
@@ -91,16 +91,16 @@ class Compact:
         """Solve the free phase, from ``start`` of shape (n, dim) on if that is given."""
         from lrrn._compact_numba import forward
 
-        fixed, tolerances, z = self._fixed, self.tolerances, torch.from_numpy(self._z)
-        cold = start is None and fixed.from_zero
+        structure, tolerances, z = self._structure, self.tolerances, torch.from_numpy(self._z)
+        cold = start is None and structure.from_zero
         if not cold:
-            torch.clamp(z if start is None else start.to(z.dtype), fixed.lo, fixed.hi, out=z)
+            torch.clamp(z if start is None else start.to(z.dtype), structure.lo, structure.hi, out=z)
         w = self._parameters[0].detach()
-        gram = torch.mm(w, w.mT) if fixed.reconstructs else w[:0, :0]
+        gram = torch.mm(w, w.mT) if structure.reconstructs else w[:0, :0]
         report = _Report(z)
         converged = forward(
-            self._flat, *fixed.arrays, gram.numpy(), self._x, tolerances.aim, tolerances.limit, SWEEPS, cold,
-            self._panels, self._inverse, self._z, *report.arrays,
+            self._flat, *structure.layers, *structure.free, gram.numpy(), self._x, tolerances.aim, tolerances.limit, SWEEPS,
+            cold, self._panels, self._inverse, self._z, *report.arrays,
         )  # fmt: skip
         return Minimum(report.solution(z), report.scale, converged)
 
@@ -108,14 +108,15 @@ class Compact:
         """Solve the adjoint for the derivatives ``v`` of a loss in the minimiser, or return None if that takes too long."""
         from lrrn._compact_numba import backward
 
-        fixed, tolerances = self._fixed, self.tolerances
+        structure, tolerances = self._structure, self.tolerances
         w = torch.zeros_like(v, memory_format=torch.contiguous_format)
         report = _Report(w)
         d_x = (torch.empty if with_x else torch.zeros)(self._x.shape, dtype=v.dtype)
         out = torch.zeros(len(self._flat), dtype=v.dtype)
         done = backward(
-            self._flat, *fixed.arrays, self._x, tolerances.aim, tolerances.limit, SWEEPS, self._panels, self._inverse, self._z,
-            v.contiguous().numpy(), *report.arrays, w.numpy(), d_x[: len(v) if with_x else 0].numpy(), out.numpy(),
+            self._flat, *structure.layers, *structure.free, self._x, tolerances.aim, tolerances.limit, SWEEPS,
+            self._panels, self._inverse, self._z, v.contiguous().numpy(), *report.arrays, w.numpy(),
+            d_x[: len(v) if with_x else 0].numpy(), out.numpy(),
         )  # fmt: skip
         if not done:
             return None
@@ -132,7 +133,7 @@ def applies(energy: LiftedEnergy, x: Tensor) -> bool:
         or not len(x)
     ):
         return False
-    total = _fixed(energy).plan[3]
+    total = structure_of(energy).plan[3]
     return total < SINGLE_FROM and len(x) * total < THREAD_WORK
 
 
@@ -154,10 +155,27 @@ class _Report:
 
 @final
 @dataclass(frozen=True)
-class _Fixed:
-    """What the kernels read of a network's structure."""
+class Structure:
+    """What compiled kernels read of a network besides its parameters.
 
-    arrays: tuple[Any, ...]
+    Attributes
+    ----------
+    layers : tuple of ndarray
+        ``w_at``, ``b_at``, ``c_at``, ``sizes``, ``a``, ``ab`` and ``both``, as :mod:`lrrn._energy_numba` explains them.
+    free : tuple
+        How many layers are unknowns of the free phase, the plan of its panels, and their bounds, each of shape (1, dim).
+    plan : tuple
+        That plan.
+    lo, hi : Tensor of shape (1, dim)
+        Those bounds.
+    from_zero : bool
+        Whether zero is feasible.
+    reconstructs : bool
+        Whether the first layer does, so that W_0 W_0^T is needed.
+    """
+
+    layers: tuple[np.ndarray, ...]
+    free: tuple[Any, ...]
     plan: Any
     lo: Tensor
     hi: Tensor
@@ -165,7 +183,8 @@ class _Fixed:
     reconstructs: bool
 
 
-def _fixed(energy: LiftedEnergy) -> _Fixed:
+def structure_of(energy: LiftedEnergy) -> Structure:
+    """Return the structure of a network, which is made once and remembered."""
     has_b, has_c = (tuple(part is not None for part in group) for group in (energy.b, energy.c))
     return _structure(energy.sizes, has_b, has_c, energy.beta, energy.gamma, energy.intervals, energy.weights[0].dtype)
 
@@ -179,7 +198,7 @@ def _structure(
     gamma: float,
     intervals: tuple[Interval, ...],
     dtype: torch.dtype,
-) -> _Fixed:
+) -> Structure:
     n = len(sizes) - 1
     layers = n - 1 if intervals[-1].is_free and beta[-1] == 0 else n
     lengths = [above * below for below, above in pairwise(sizes)]
@@ -193,5 +212,13 @@ def _structure(
     lo, hi = bounds(intervals[:layers], sizes[1 : layers + 1], torch.empty(0, dtype=dtype))
     plan = panel_plan(sizes[1 : layers + 1])
     at = (places[i * n : (i + 1) * n].copy() for i in range(3))
-    arrays = (*at, np.array(sizes, np.int64), *scales, layers, plan, lo.numpy(), hi.numpy())
-    return _Fixed(arrays, plan, lo, hi, all(i.lo <= 0 <= i.hi for i in intervals[:layers]), beta[0] > 0)
+    free = (layers, plan, lo.numpy(), hi.numpy())
+    return Structure(
+        (*at, np.array(sizes, np.int64), *scales),
+        free,
+        plan,
+        lo,
+        hi,
+        all(i.lo <= 0 <= i.hi for i in intervals[:layers]),
+        beta[0] > 0,
+    )

@@ -56,9 +56,20 @@ def present(name: str, result: dict[str, Any]) -> Sequence[Part]:
     return SUITES[name].present(result["records"])
 
 
+def read_json(path: Path) -> Results:
+    """Return what an earlier run wrote, or say why that cannot be."""
+    try:
+        results: Results = json.loads(path.read_text())
+        if not isinstance(results, dict) or not all(name in SUITES and "records" in results[name] for name in results):
+            raise ValueError("it has other names in it")
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} does not hold results of lrrn bench: {error}") from error
+    return results
+
+
 def write_json(path: Path, results: Results, update: bool) -> Results:
     """Write results to a file and return what it then holds; ``update`` keeps the other suites that were there."""
-    before: Results = json.loads(path.read_text()) if update and path.is_file() else {}
+    before = read_json(path) if update and path.is_file() else {}
     both = {**before, **results}
     ordered = {name: both[name] for name in SUITES if name in both}
     write_bytes(path, (json.dumps(ordered, indent=1) + "\n").encode())

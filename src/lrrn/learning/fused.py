@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lrrn.compact import structure_of
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
@@ -48,15 +49,6 @@ class FusedStep:
         self._dtype, self._tol, self._gradient = dtype, tol, flat.gradient.numpy()
         self._signs = tuple(dtype.type(sign) for sign in signs)
         self._phases = sum(1 for sign in signs if sign)
-        at, places = 0, []
-        for group in (net.W, net.b, net.c):
-            parameters = list(group)
-            places.append(np.array([-1] * len(net.W), np.int64))
-            for k, p in enumerate(parameters):
-                if p is not None:
-                    places[-1][k] = at
-                    at += p.numel()
-        discounts, beta = np.array(energy.discounts), np.array(energy.beta)
         hidden = energy.sizes[1:-1]
         self._free, self._hidden = sum(energy.free_sizes), sum(hidden)
         self._lo, self._hi = energy.box
@@ -65,11 +57,7 @@ class FusedStep:
         self._zero_is_feasible = not bool(self._zero.any())
         self._fixed = (
             flat.vector.numpy(),
-            *places,
-            np.array(energy.sizes, np.int64),
-            discounts.astype(dtype),
-            (discounts * beta).astype(dtype),
-            (discounts * (1 + beta)).astype(dtype),
+            *structure_of(energy).layers,
             energy.eliminated,
             panel_plan(energy.free_sizes),
             panel_plan(hidden),
