@@ -98,3 +98,15 @@ def test_wide_problems_take_the_kernel_for_rows_and_wider_ones_none(device, monk
     small, wide, wider = (problem((4, units), 1, torch.float32, device) for units in (3, 5, 6))
     assert fits_on_chip(small) == fits_in_rows(wide) == available
     assert not fits_on_chip(wide) and not fits_in_rows(wider)
+
+
+def test_the_kernel_reports_the_residual_of_its_answer(on_chip):
+    qp = problem((9, 20, 17, 4), 33, torch.float32, on_chip)
+    stepper = _half_precision.Tiles(qp)
+    z = torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
+    stepper.advance(qp, z, z, 4, qp.scale)
+    g, residual = stepper.check(qp, z)
+    exact = problem((9, 20, 17, 4), 33, torch.float64, on_chip)
+    torch.testing.assert_close(g.double(), exact.gradient(z.double()), rtol=0, atol=2e-5)
+    torch.testing.assert_close(residual, exact.residual(z.double()), rtol=1e-3, atol=2e-5)
+    assert float(residual.max()) > 1e-3

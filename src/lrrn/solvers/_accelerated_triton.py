@@ -20,6 +20,8 @@ def sweep(
     low_ptr,
     move_ptr,
     rates_ptr,
+    g_ptr,
+    residual_ptr,
     n,
     dim,
     lo_stride,
@@ -28,6 +30,7 @@ def sweep(
     steps,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
+    CHECK: tl.constexpr,
 ):
     """Improve z by rounds of accelerated projected gradient steps on its correction; a tile of samples stays on chip.
 
@@ -35,7 +38,8 @@ def sweep(
     scales the correction to the size of a projected step, and takes ``steps`` steps e <- clip(y M + c), M = I - A / L, with a
     constant momentum. ``unit_ptr`` holds diag(H)^-1/2, ``high_ptr`` and ``low_ptr`` the halves of A, ``move_ptr`` M, and
     ``rates_ptr`` 1 / L and the momentum. The width is padded to a power of two. A sample whose correction is not finite keeps
-    what it had.
+    what it had. With ``CHECK``, H z - q and the norm of the KKT residual are computed for the answer, again from halves: the
+    product that is left out is below the last place of float32.
     """
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     units = tl.arange(0, WIDTH)
@@ -80,6 +84,20 @@ def sweep(
     out = tl.minimum(tl.maximum(z * unit, floor), ceiling)
     out = tl.where(z <= lo, floor, tl.where(z >= hi, ceiling, out))
     tl.store(z_ptr + place, out, mask=inside)
+    if CHECK:
+        z = out / unit
+        largest = tl.max(tl.abs(z), axis=1)
+        shrink = tl.where(largest > 0, largest, 1.0)[:, None]
+        scaled = z / shrink
+        z_high = scaled.to(tl.float16)
+        z_low = (scaled - z_high.to(tl.float32)).to(tl.float16)
+        high = tl.load(high_ptr + square)
+        product = tl.dot(z_high, high) + tl.dot(z_low, high) + tl.dot(z_high, tl.load(low_ptr + square))
+        g = (product * shrink - q) / unit
+        held = ((out <= floor) & (g > 0)) | ((out >= ceiling) & (g < 0)) | (inside == 0)
+        residual = tl.sqrt(tl.sum(tl.where(held, 0.0, g * g), axis=1))
+        tl.store(g_ptr + place, g, mask=inside)
+        tl.store(residual_ptr + rows, residual, mask=rows < n)
 
 
 @triton.jit(do_not_specialize=["dim"])

@@ -25,8 +25,8 @@ ON_CHIP = 256
 """Most units of a network that the kernel of :class:`Tiles` takes."""
 IN_ROWS = 8192
 """Most units that the kernel of :class:`Rows` takes."""
-ROUNDS = 2
-"""Refinements in one call of the kernel of :class:`Tiles`."""
+ROUNDS, LONGEST = 2, 16
+"""Fewest refinements in one call of the kernel of :class:`Tiles`, and most steps in each."""
 
 
 def fits_on_chip(qp: BoxQP) -> bool:
@@ -80,17 +80,24 @@ def halves_and_rates(h: BlockTridiagonal) -> tuple[Tensor, ...]:
 
 @final
 class Tiles:
-    """Runs the kernel, on z itself in float32 and on a scaled correction of it in float64."""
+    """Runs the kernel, on z itself in float32 and on a scaled correction of it in float64.
+
+    In float32 a call refines by itself, needs no gradient to begin with, and leaves that of its answer.
+    """
 
     def __init__(self, qp: BoxQP) -> None:
         self._matrices = halves_and_rates(qp.hessian)
+        self._found: tuple[Tensor, Tensor] | None = None
+        self.refines = qp.q.dtype == torch.float32
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
-        steps = max(sweeps // ROUNDS, 1)
-        rounds = max(sweeps // steps, 1)
-        if z.dtype == torch.float32:
-            self._launch(qp.q.contiguous(), z, qp.lo.contiguous(), qp.hi.contiguous(), rounds, steps)
+        rounds = min(max(ROUNDS, -(-sweeps // LONGEST)), sweeps)
+        steps = sweeps // rounds
+        if self.refines:
+            found = torch.empty_like(z), torch.empty(n, dtype=torch.float32, device=z.device)
+            self._launch(qp.q.contiguous(), z, qp.lo.contiguous(), qp.hi.contiguous(), rounds, steps, found)
+            self._found = found[0], found[1].double()
         else:
             size = torch.linalg.vector_norm(g, dim=-1, keepdim=True, ord=float("inf")).clamp(min=1e-300)
             correction = torch.zeros((n, dim), dtype=torch.float32, device=z.device)
@@ -101,17 +108,27 @@ class Tiles:
             z.copy_(torch.where(correction <= lo, qp.lo, torch.where(correction >= hi, qp.hi, moved)))
         return torch.full((n,), rounds * steps, dtype=torch.int64, device=z.device)
 
-    def _launch(self, q: Tensor, z: Tensor, lo: Tensor, hi: Tensor, rounds: int, steps: int) -> None:
+    def _launch(
+        self,
+        q: Tensor,
+        z: Tensor,
+        lo: Tensor,
+        hi: Tensor,
+        rounds: int,
+        steps: int,
+        found: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         n, dim = z.shape
         width = self._matrices[1].shape[0]
         tile = 16 if n <= 4096 or width > 128 else 32
         strides = (0 if bound.shape[0] == 1 else dim for bound in (lo, hi))
-        arrays = (q, z, lo, hi, *self._matrices)
-        warps = 8 if width > 128 else 4
-        _kernels().sweep[(-(-n // tile),)](*arrays, n, dim, *strides, rounds, steps, WIDTH=width, TILE=tile, num_warps=warps)
+        arrays = (q, z, lo, hi, *self._matrices, *((z, z) if found is None else found))
+        shape = {"WIDTH": width, "TILE": tile, "CHECK": found is not None, "num_warps": 8 if width > 128 else 4}
+        _kernels().sweep[(-(-n // tile),)](*arrays, n, dim, *strides, rounds, steps, **shape)
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
-        return recompute(qp, z)
+        found, self._found = self._found, None
+        return recompute(qp, z) if found is None else found
 
     def keep(self, rows: Tensor) -> None:
         """Nothing is kept from sample to sample."""

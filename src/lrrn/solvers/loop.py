@@ -92,12 +92,20 @@ def solve_fixed(qp: BoxQP, sweeps: int, *, tol: float, aim: float, start: Tensor
     z = _cold_start(qp) if start is None else qp.project(start.to(qp.q)).contiguous()
     stepper = SOLVERS["accelerated"].begin(qp)
     must = tol * qp.scale
+    if getattr(stepper, "refines", False):
+        spent = stepper.advance(qp, z, z, sweeps, must)
+        gradient, residual = stepper.check(qp, z)
+        return _fixed(z, gradient, residual, spent, must)
     gradient, residual = stepper.check(qp, z)
     spent = torch.zeros_like(residual, dtype=torch.int64)
     rounds = max(math.ceil(-math.log10(aim) / DIGITS), -(-sweeps // LONGEST), 1)
     for k in range(rounds):
         spent += stepper.advance(qp, z, gradient, max(1, (sweeps * (k + 1)) // rounds - (sweeps * k) // rounds), must)
         gradient, residual = stepper.check(qp, z)
+    return _fixed(z, gradient, residual, spent, must)
+
+
+def _fixed(z: Tensor, gradient: Tensor, residual: Tensor, spent: Tensor, must: Tensor) -> QPSolution:
     status = (~(residual <= must)).to(torch.int64)  # CONVERGED is 0, MAX_SWEEPS is 1
     status.masked_fill_(~residual.isfinite(), int(Status.NON_FINITE))
     return QPSolution(z, gradient, residual, spent, status, ("accelerated",))
