@@ -110,3 +110,23 @@ def test_the_kernel_reports_the_residual_of_its_answer(on_chip):
     torch.testing.assert_close(g.double(), exact.gradient(z.double()), rtol=0, atol=2e-5)
     torch.testing.assert_close(residual, exact.residual(z.double()), rtol=1e-3, atol=2e-5)
     assert float(residual.max()) > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("sizes", [(5, 3), (6, 16, 3), (9, 20, 17, 4)])
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_what_the_kernel_reads_is_the_hessian_and_its_spectrum(on_chip, dtype, sizes, scale):
+    h = problem(sizes, 1, dtype, on_chip).hessian
+    h = type(h)(tuple(scale * block for block in h.diag), tuple(scale * block for block in h.sub))
+    unit, high, low, move, (inverse, momentum) = _half_precision.halves_and_rates(h)
+    dense = h.dense().double()
+    exact = dense.diagonal().rsqrt()
+    torch.testing.assert_close(unit.double(), exact, rtol=1e-6, atol=0)
+    a = torch.eye(len(high), dtype=torch.float64, device=dense.device)
+    a[: h.dim, : h.dim] = dense * exact[:, None] * exact
+    torch.testing.assert_close(high.double() + low.double(), a, rtol=0, atol=2e-7)
+    torch.testing.assert_close(move.double(), torch.eye(len(a), device=a.device) - a * inverse, rtol=0, atol=6e-4)
+    eigenvalues = torch.linalg.eigvalsh(a)
+    largest, smallest = float(1 / inverse), float((1 - momentum) / (1 + momentum)) ** 2 / float(inverse)
+    assert float(eigenvalues[-1]) <= largest <= 1.05 * float(eigenvalues[-1])
+    assert abs(smallest - float(eigenvalues[0])) <= 6e-3 * largest

@@ -10,6 +10,53 @@ import triton.language as tl
 
 
 @triton.jit
+def _largest(b, times):
+    """Bound the largest eigenvalue of a positive semidefinite matrix by |B^(2^times)|_F^(1/2^times), up to a part in 200."""
+    size = tl.maximum(tl.sqrt(tl.sum(b * b)), 1e-30)
+    logarithm = tl.log(size)
+    weight = 1.0
+    for _ in range(times):
+        half = (b / size).to(tl.float16)
+        b = tl.dot(half, half)
+        weight = weight / 2
+        size = tl.maximum(tl.sqrt(tl.sum(b * b)), 1e-30)
+        logarithm += weight * tl.log(size)
+    return tl.exp(logarithm)
+
+
+@triton.jit
+def prepare(
+    h_ptr, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH: tl.constexpr
+):
+    """Turn a Hessian of shape (dim, dim) into what :func:`sweep` reads, in one program.
+
+    ``up`` and ``down`` are how often to square for the largest and for the smallest eigenvalue. Half precision will do for
+    that: what it loses in a squaring is halved with every one before it.
+    """
+    units = tl.arange(0, WIDTH)
+    outside = units >= dim
+    diagonal = tl.load(h_ptr + units * dim + units, mask=units < dim, other=1.0).to(tl.float64)
+    unit = 1 / tl.sqrt(diagonal)
+    inside = (units[:, None] < dim) & (units[None, :] < dim)
+    h = tl.load(h_ptr + units[:, None] * dim + units[None, :], mask=inside, other=0.0).to(tl.float64)
+    a = h * unit[:, None] * unit[None, :]
+    same = units[:, None] == units[None, :]
+    a = tl.where(same & outside[:, None], 1.0, a)
+    square = units[:, None] * WIDTH + units[None, :]
+    high = a.to(tl.float16)
+    tl.store(unit_ptr + units, unit.to(tl.float32), mask=units < dim)
+    tl.store(high_ptr + square, high)
+    tl.store(low_ptr + square, (a - high.to(tl.float64)).to(tl.float16))
+    b = a.to(tl.float32)
+    largest = _largest(b, up) * (1 + 5e-3)
+    smallest = tl.maximum(largest - _largest(tl.where(same, largest, 0.0) - b, down), 0.0) + 1e-4 * largest
+    root = tl.sqrt(smallest / largest)
+    tl.store(move_ptr + square, (tl.where(same, 1.0, 0.0) - b / largest).to(tl.float16))
+    tl.store(rates_ptr, 1 / largest)
+    tl.store(rates_ptr + 1, (1 - root) / (1 + root))
+
+
+@triton.jit
 def sweep(
     q_ptr,
     z_ptr,

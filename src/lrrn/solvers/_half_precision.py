@@ -25,6 +25,8 @@ ON_CHIP = 256
 """Most units of a network that the kernel of :class:`Tiles` takes."""
 IN_ROWS = 8192
 """Most units that the kernel of :class:`Rows` takes."""
+UP, DOWN = 6, 10
+"""Squarings for the largest and for the smallest eigenvalue."""
 ROUNDS, LONGEST = 2, 16
 """Fewest refinements in one call of the kernel of :class:`Tiles`, and most steps in each."""
 
@@ -63,19 +65,14 @@ def largest_by_squaring(a: Tensor, times: int) -> Tensor:
 @once_per_hessian
 def halves_and_rates(h: BlockTridiagonal) -> tuple[Tensor, ...]:
     """Return what the kernel reads: diag(H)^-1/2, the scaled Hessian in two halves, I - A / L, and 1 / L with the momentum."""
-    unit = h.diagonal.double().rsqrt()
-    dim = h.dim
+    dim, dense = h.dim, h.dense()
     width = max(16, 1 << (dim - 1).bit_length())
-    a = torch.eye(width, dtype=torch.float64, device=h.device)
-    a[:dim, :dim] = h.to(torch.float64).scaled(unit).dense()
-    identity = torch.eye(width, dtype=torch.float64, device=h.device)
-    largest = largest_by_squaring(a, 8) * (1 + 1e-3)
-    # the same for L I - A bounds the smallest eigenvalue from below; half a per cent of L is what its error leaves to be told
-    smallest = (largest - largest_by_squaring(largest * identity - a, 10)).clamp(min=0.0) + 1e-4 * largest
-    root = (smallest / largest).sqrt()
-    rates = torch.stack([1 / largest, (1 - root) / (1 + root)]).float()
-    high = a.half()
-    return unit.float(), high, (a - high.double()).half(), (identity - a / largest).half(), rates
+    unit, rates = (torch.empty(size, dtype=torch.float32, device=h.device) for size in (dim, 2))
+    high, low, move = (torch.empty((width, width), dtype=torch.float16, device=h.device) for _ in range(3))
+    # half a per cent of L is what the error of the smallest eigenvalue leaves to be told
+    arrays = (dense, unit, high, low, move, rates)
+    _kernels().prepare[(1,)](*arrays, dim, UP, DOWN, WIDTH=width, num_warps=16 if width > 64 else 4)
+    return unit, high, low, move, rates
 
 
 @final
