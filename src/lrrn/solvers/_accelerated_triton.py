@@ -25,28 +25,25 @@ def _largest(b, times):
 
 
 @triton.jit
-def prepare(
-    h_ptr, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH: tl.constexpr
-):
-    """Turn a Hessian of shape (dim, dim) into what :func:`sweep` reads, in one program.
+def halve(h, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH: tl.constexpr):
+    """Write what the sweeps read of a Hessian; rows and columns from ``dim`` on become those of the identity.
 
     ``up`` and ``down`` are how often to square for the largest and for the smallest eigenvalue. Half precision will do for
     that: what it loses in a squaring is halved with every one before it.
     """
     units = tl.arange(0, WIDTH)
-    outside = units >= dim
-    diagonal = tl.load(h_ptr + units * dim + units, mask=units < dim, other=1.0).to(tl.float64)
-    unit = 1 / tl.sqrt(diagonal)
-    inside = (units[:, None] < dim) & (units[None, :] < dim)
-    h = tl.load(h_ptr + units[:, None] * dim + units[None, :], mask=inside, other=0.0).to(tl.float64)
-    a = h * unit[:, None] * unit[None, :]
     same = units[:, None] == units[None, :]
-    a = tl.where(same & outside[:, None], 1.0, a)
+    outside = same & (units[:, None] >= dim)
+    h = tl.where(outside, 1.0, h)
+    # of a symmetric matrix, so that neither vector has to change its layout
+    across = 1 / tl.sqrt(tl.sum(tl.where(same, h, 0.0), axis=0))
+    along = 1 / tl.sqrt(tl.sum(tl.where(same, h, 0.0), axis=1))
+    a = h * along[:, None] * across[None, :]
     square = units[:, None] * WIDTH + units[None, :]
     high = a.to(tl.float16)
-    tl.store(unit_ptr + units, unit.to(tl.float32), mask=units < dim)
+    tl.store(unit_ptr + units, across.to(tl.float32), mask=units < dim)
     tl.store(high_ptr + square, high)
-    tl.store(low_ptr + square, (a - high.to(tl.float64)).to(tl.float16))
+    tl.store(low_ptr + square, (a - high.to(a.dtype)).to(tl.float16))
     b = a.to(tl.float32)
     largest = _largest(b, up) * (1 + 5e-3)
     smallest = tl.maximum(largest - _largest(tl.where(same, largest, 0.0) - b, down), 0.0) + 1e-4 * largest
@@ -54,6 +51,67 @@ def prepare(
     tl.store(move_ptr + square, (tl.where(same, 1.0, 0.0) - b / largest).to(tl.float16))
     tl.store(rates_ptr, 1 / largest)
     tl.store(rates_ptr + 1, (1 - root) / (1 + root))
+
+
+@triton.jit
+def prepare(h_ptr, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH: tl.constexpr):
+    """Turn a Hessian of shape (dim, dim) into what :func:`sweep` reads, in one program; see :func:`halve`."""
+    units = tl.arange(0, WIDTH)
+    inside = (units[:, None] < dim) & (units[None, :] < dim)
+    h = tl.load(h_ptr + units[:, None] * dim + units[None, :], mask=inside, other=0.0).to(tl.float64)
+    halve(h, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH)
+
+
+@triton.jit
+def slope(z, q, high_ptr, low_ptr, square):
+    """Return A z - q for a tile of samples, A and z each taken as the sum of two halves; three of the four products count."""
+    largest = tl.max(tl.abs(z), axis=1)
+    shrink = tl.where(largest > 0, largest, 1.0)[:, None]
+    scaled = z / shrink
+    z_high = scaled.to(tl.float16)
+    z_low = (scaled - z_high.to(tl.float32)).to(tl.float16)
+    high = tl.load(high_ptr + square)
+    product = tl.dot(z_high, high) + tl.dot(z_low, high) + tl.dot(z_high, tl.load(low_ptr + square))
+    return product * shrink - q
+
+
+@triton.jit
+def refine(
+    z, q, lo, hi, high_ptr, low_ptr, move_ptr, rates_ptr, square, rounds, steps, WIDTH: tl.constexpr, TILE: tl.constexpr
+):
+    """Improve a tile of samples by rounds of accelerated projected gradient steps on their corrections.
+
+    A round computes the gradient, scales the correction to the size of a projected step, and takes ``steps`` steps
+    e <- clip(y M + c), M = I - A / L, with a constant momentum. A sample whose correction is not finite keeps what it had.
+    """
+    inverse = tl.load(rates_ptr)
+    momentum = tl.load(rates_ptr + 1)
+    for _ in range(rounds):
+        g = slope(z, q, high_ptr, low_ptr, square)
+        step = tl.minimum(tl.maximum(z - g * inverse, lo), hi) - z
+        size = tl.max(tl.abs(step), axis=1)
+        size = tl.where(size > 0, size, 1.0)[:, None]
+        c = -g * inverse / size
+        down = (lo - z) / size
+        up = (hi - z) / size
+        e = tl.zeros((TILE, WIDTH), dtype=tl.float32)
+        y = e
+        move = tl.load(move_ptr + square)
+        for _ in range(steps):
+            new = tl.minimum(tl.maximum(tl.dot(y.to(tl.float16), move) + c, down), up)
+            y = new + momentum * (new - e)
+            e = new
+        after = tl.minimum(tl.maximum(z + size * e, lo), hi)
+        fine = tl.max(tl.where(tl.abs(after) < 3e38, 0, 1), axis=1) == 0
+        z = tl.where(fine[:, None], after, z)
+    return z
+
+
+@triton.jit
+def kkt_norm(z, g, lo, hi, inside):
+    """Return the norm of the KKT residual of each sample of a tile."""
+    held = ((z <= lo) & (g > 0)) | ((z >= hi) & (g < 0)) | (inside == 0)
+    return tl.sqrt(tl.sum(tl.where(held, 0.0, g * g), axis=1))
 
 
 @triton.jit
@@ -79,14 +137,11 @@ def sweep(
     TILE: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """Improve z by rounds of accelerated projected gradient steps on its correction; a tile of samples stays on chip.
+    """Improve z by rounds of :func:`refine`; a tile of samples stays on chip.
 
-    A round computes the gradient A z - q from halves (A and z are each the sum of two, and three of the four products count),
-    scales the correction to the size of a projected step, and takes ``steps`` steps e <- clip(y M + c), M = I - A / L, with a
-    constant momentum. ``unit_ptr`` holds diag(H)^-1/2, ``high_ptr`` and ``low_ptr`` the halves of A, ``move_ptr`` M, and
-    ``rates_ptr`` 1 / L and the momentum. The width is padded to a power of two. A sample whose correction is not finite keeps
-    what it had. With ``CHECK``, H z - q and the norm of the KKT residual are computed for the answer, again from halves: the
-    product that is left out is below the last place of float32.
+    ``unit_ptr`` holds diag(H)^-1/2, ``high_ptr`` and ``low_ptr`` the halves of A, ``move_ptr`` I - A / L, and ``rates_ptr``
+    1 / L and the momentum. The width is padded to a power of two. With ``CHECK``, H z - q and the norm of the KKT residual are
+    computed for the answer, again from halves: the product that is left out is below the last place of float32.
     """
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     units = tl.arange(0, WIDTH)
@@ -95,56 +150,20 @@ def sweep(
     unit = tl.load(unit_ptr + units, mask=units < dim, other=1.0)[None, :]
     q = tl.load(q_ptr + place, mask=inside, other=0.0) * unit
     z = tl.load(z_ptr + place, mask=inside, other=0.0) / unit
-    lo = tl.load(lo_ptr + rows[:, None].to(tl.int64) * lo_stride + units[None, :], mask=inside, other=0.0) / unit
-    hi = tl.load(hi_ptr + rows[:, None].to(tl.int64) * hi_stride + units[None, :], mask=inside, other=0.0) / unit
-    square = units[:, None] * WIDTH + units[None, :]
-    inverse = tl.load(rates_ptr)
-    momentum = tl.load(rates_ptr + 1)
-    for _ in range(rounds):
-        largest = tl.max(tl.abs(z), axis=1)
-        shrink = tl.where(largest > 0, largest, 1.0)[:, None]
-        scaled = z / shrink
-        z_high = scaled.to(tl.float16)
-        z_low = (scaled - z_high.to(tl.float32)).to(tl.float16)
-        high = tl.load(high_ptr + square)
-        product = tl.dot(z_high, high) + tl.dot(z_low, high) + tl.dot(z_high, tl.load(low_ptr + square))
-        g = product * shrink - q
-        step = tl.minimum(tl.maximum(z - g * inverse, lo), hi) - z
-        size = tl.max(tl.abs(step), axis=1)
-        size = tl.where(size > 0, size, 1.0)[:, None]
-        c = -g * inverse / size
-        down = (lo - z) / size
-        up = (hi - z) / size
-        e = tl.zeros((TILE, WIDTH), dtype=tl.float32)
-        y = e
-        move = tl.load(move_ptr + square)
-        for _ in range(steps):
-            new = tl.minimum(tl.maximum(tl.dot(y.to(tl.float16), move) + c, down), up)
-            y = new + momentum * (new - e)
-            e = new
-        after = tl.minimum(tl.maximum(z + size * e, lo), hi)
-        fine = tl.max(tl.where(tl.abs(after) < 3e38, 0, 1), axis=1) == 0
-        z = tl.where(fine[:, None], after, z)
-    # what is on a bound must be so to the last bit
     floor = tl.load(lo_ptr + rows[:, None].to(tl.int64) * lo_stride + units[None, :], mask=inside, other=0.0)
     ceiling = tl.load(hi_ptr + rows[:, None].to(tl.int64) * hi_stride + units[None, :], mask=inside, other=0.0)
+    lo = floor / unit
+    hi = ceiling / unit
+    square = units[:, None] * WIDTH + units[None, :]
+    z = refine(z, q, lo, hi, high_ptr, low_ptr, move_ptr, rates_ptr, square, rounds, steps, WIDTH, TILE)
+    # what is on a bound must be so to the last bit
     out = tl.minimum(tl.maximum(z * unit, floor), ceiling)
     out = tl.where(z <= lo, floor, tl.where(z >= hi, ceiling, out))
     tl.store(z_ptr + place, out, mask=inside)
     if CHECK:
-        z = out / unit
-        largest = tl.max(tl.abs(z), axis=1)
-        shrink = tl.where(largest > 0, largest, 1.0)[:, None]
-        scaled = z / shrink
-        z_high = scaled.to(tl.float16)
-        z_low = (scaled - z_high.to(tl.float32)).to(tl.float16)
-        high = tl.load(high_ptr + square)
-        product = tl.dot(z_high, high) + tl.dot(z_low, high) + tl.dot(z_high, tl.load(low_ptr + square))
-        g = (product * shrink - q) / unit
-        held = ((out <= floor) & (g > 0)) | ((out >= ceiling) & (g < 0)) | (inside == 0)
-        residual = tl.sqrt(tl.sum(tl.where(held, 0.0, g * g), axis=1))
+        g = slope(out / unit, q, high_ptr, low_ptr, square) / unit
         tl.store(g_ptr + place, g, mask=inside)
-        tl.store(residual_ptr + rows, residual, mask=rows < n)
+        tl.store(residual_ptr + rows, kkt_norm(out, g, floor, ceiling, inside), mask=rows < n)
 
 
 @triton.jit(do_not_specialize=["dim"])
