@@ -100,7 +100,8 @@ bench: .venv-bench/.bench .venv-pcx/.pcx
 # the GPU's kernels, interpreted: slow, so on the solver's own tests only
 interpret: .venv/.test
 	.venv/$(PIP) --no-deps triton
-	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/test_accelerated.py tests/test_solver_contract.py -k "accelerated or kernel"
+	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/test_accelerated.py tests/test_fused_kernels.py \
+		tests/test_solver_contract.py -k "accelerated or kernel"
 
 # bounded versions; benchmarks/results holds what the full ones found
 scale-out: .venv/.test

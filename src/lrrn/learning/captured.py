@@ -39,22 +39,34 @@ def until_look(moment: int) -> int:
 
 @final
 class DeviceCounts:
-    """Adds up what solves report without waiting for it; an observer for :attr:`LRRN.report`."""
+    """Adds up what solves report without waiting for it; an observer for :attr:`LRRN.report`.
+
+    Parameters
+    ----------
+    aim : float
+        Relative residual that nearly all should reach.
+    device : torch.device
+
+    Attributes
+    ----------
+    table : int64 Tensor of shape (4,)
+        Samples, sweeps, those that missed the tolerance and those above the aim.
+    """
 
     def __init__(self, aim: float, device: torch.device) -> None:
-        self._aim = aim
-        self._table = torch.zeros(4, dtype=torch.int64, device=device)
+        self.aim = aim
+        self.table = torch.zeros(4, dtype=torch.int64, device=device)
 
     def __call__(self, solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
-        """Count one solve: samples, sweeps, those that missed the tolerance and those above the aim."""
+        """Count one solve."""
         relative, spent = solution.residual / scale, solution.n_sweeps
-        limit = min(self._aim, SAFETY * tol)
-        self._table += torch.stack([torch.ones_like(spent), spent, solution.status != 0, ~(relative <= limit)]).sum(1)
+        limit = min(self.aim, SAFETY * tol)
+        self.table += torch.stack([torch.ones_like(spent), spent, solution.status != 0, ~(relative <= limit)]).sum(1)
 
     def take(self) -> tuple[int, int, int, int]:
         """Return the counts since the last call; waits for the device."""
-        samples, sweeps, missed, short = self._table.tolist()
-        self._table.zero_()
+        samples, sweeps, missed, short = self.table.tolist()
+        self.table.zero_()
         return samples, sweeps, missed, short
 
 

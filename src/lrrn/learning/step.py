@@ -11,6 +11,7 @@ from lrrn.learning.augment import image_side, shifted
 from lrrn.learning.captured import CapturedSteps
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.fused import SWEEPS, FusedStep
+from lrrn.learning.fused_kernels import FusedKernels
 from lrrn.learning.monitor import SolveCounts, layer_norms, start_vectors
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective, total, total_gradients
 from lrrn.learning.settings import Data, Settings
@@ -48,6 +49,7 @@ class Step:
         self._net, self._objective, self._settings, self._flat = net, objective, settings, flat
         self._last = flat.last_weights()
         self._fused: FusedStep | None = None
+        self._kernels: FusedKernels | None = None
         self.optimizer = _optimizer(flat, settings)
         self.vectors = start_vectors(net)
         self.activations: Tensor | None = None
@@ -73,6 +75,8 @@ class Step:
         """Choose the way through a step; the parameters must be attached."""
         if FusedStep.applies(self._net, self._objective) and self._settings.max_sweeps >= SWEEPS:
             self._fused = FusedStep(self._net, cast(EnergyObjective, self._objective), self._flat, self.aim)
+        elif self._flat.vector.is_cuda and FusedKernels.applies(self._net, self._objective):
+            self._kernels = FusedKernels(self._net, cast(EnergyObjective, self._objective), self._flat)
 
     def set_rate(self, rate: float | Tensor) -> None:
         """Set the learning rate of the next update."""
@@ -104,8 +108,8 @@ class Step:
         return loss
 
     def _batch(self, data: Data, rows: Tensor, moment: int | Tensor, of: int) -> tuple[Batch, Tensor | None]:
-        # the compiled step reads no labels
-        label = data.label if self._fused is None else None
+        # the compiled steps read no labels
+        label = data.label if self._fused is None and self._kernels is None else None
         x, target, label, start, weight = (
             None if part is None else part.index_select(0, rows)
             for part in (data.x, data.target, label, self.activations, data.weight)
@@ -113,7 +117,9 @@ class Step:
         assert x is not None
         if self._settings.shifts:
             x = shifted(x, rows, moment, self._settings.seed, self._settings.shifts)
-        return Batch(x, target, label, start, progress=moment / of), weight
+        # energies do not change with progress, and on a device even a division takes its time
+        progress = 0.0 if isinstance(self._objective, EnergyObjective) else moment / of
+        return Batch(x, target, label, start, progress=progress), weight
 
     def _descend(self, batch: Batch, weight: Tensor | None, n: int, counts: SolveCounts) -> float | Tensor:
         here = len(batch.x)
@@ -123,6 +129,8 @@ class Step:
                 loss = None if self._fused is None else self._fused(batch, share, counts)
                 if loss is not None:
                     return loss
+                if self._kernels is not None and self._net.fixed_sweeps is not None:
+                    return self._kernels(batch, share)
                 terms = self._objective.terms(self._net, batch)
                 self._flat.set_gradient(total_gradients(terms, share))
                 return torch.dot(total(terms, here), share)

@@ -33,17 +33,23 @@ ROUNDS, LONGEST = 2, 16
 
 def fits_on_chip(qp: BoxQP) -> bool:
     """Whether the kernel of :class:`Tiles` can take a problem."""
-    return 0 < qp.dim <= ON_CHIP and _has_kernels(qp)
+    return 0 < qp.dim <= ON_CHIP and has_kernels(qp.q)
 
 
 def fits_in_rows(qp: BoxQP) -> bool:
     """Whether that of :class:`Rows` can."""
-    return 0 < qp.dim <= IN_ROWS and _has_kernels(qp)
+    return 0 < qp.dim <= IN_ROWS and has_kernels(qp.q)
 
 
-def _has_kernels(qp: BoxQP) -> bool:
-    """Kernels need Triton, and a CUDA device unless Triton only interprets."""
-    return find_spec("triton") is not None and (qp.q.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+def has_kernels(t: Tensor) -> bool:
+    """Whether kernels run where a tensor is: they need Triton, and a CUDA device unless Triton only interprets."""
+    return find_spec("triton") is not None and (t.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def rounds_and_steps(sweeps: int) -> tuple[int, int]:
+    """Divide sweeps into refinements and the steps of each."""
+    rounds = min(max(ROUNDS, -(-sweeps // LONGEST)), sweeps)
+    return rounds, sweeps // rounds
 
 
 def largest_by_squaring(a: Tensor, times: int) -> Tensor:
@@ -89,8 +95,7 @@ class Tiles:
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
-        rounds = min(max(ROUNDS, -(-sweeps // LONGEST)), sweeps)
-        steps = sweeps // rounds
+        rounds, steps = rounds_and_steps(sweeps)
         if self.refines:
             found = torch.empty_like(z), torch.empty(n, dtype=torch.float32, device=z.device)
             self._launch(qp.q.contiguous(), z, qp.lo.contiguous(), qp.hi.contiguous(), rounds, steps, found)

@@ -1,0 +1,113 @@
+"""The captured step's kernels against the general way: losses, derivatives, activations, counts; interpreted, or on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lrrn.learning import ClassEnergy, Contrastive, CrossEntropy, FreeEnergy
+from lrrn.learning.captured import DeviceCounts
+from lrrn.learning.flat import FlatParameters
+from lrrn.learning.fused_kernels import FusedKernels
+from lrrn.learning.objectives import Batch, total, total_gradients
+from oracles import random_input, random_network
+
+OBJECTIVES = [Contrastive(), FreeEnergy(), ClassEnergy()]
+NETWORKS = {
+    "one hidden layer": ((7, 5, 3), {}),
+    "two": ((20, 9, 6, 4), {"beta": (0.7, 1.3, 0.0), "gamma": 0.4}),
+    "three, of which one does not reconstruct": ((5, 17, 6, 9, 3), {"beta": (0.0, 0.5, 1.5, 0.0), "gamma": 0.6}),
+    "boxes": ((6, 8, 5, 2), {"constraint": (-0.1, 0.3)}),
+    "wider than the input": ((70, 30, 20, 10), {}),
+}
+
+
+@pytest.fixture
+def kernels(device):
+    if not FusedKernels.applies(network("one hidden layer", torch.float32, device), Contrastive()):
+        pytest.skip("the kernels need Triton, and a CUDA device or TRITON_INTERPRET=1")
+    return device
+
+
+def network(name, dtype, device, **more):
+    sizes, options = NETWORKS[name]
+    options = {"beta": (1.0,) * (len(sizes) - 2) + (0.0,), "output_constraint": "free", **options, **more}
+    return random_network(sizes, dtype=dtype, device=device, **options)
+
+
+def exact(net, objective, batch, weight):
+    """Loss and derivatives by the general way in float64, solved tightly."""
+    net.tol = 1e-12
+    with torch.no_grad():
+        terms = objective.terms(net, batch)
+        return torch.dot(total(terms, len(weight)), weight), torch.cat([g.reshape(-1) for g in total_gradients(terms, weight)])
+
+
+def found(net, objective, batch, weight, sweeps=128):
+    counts = DeviceCounts(4e-6, net.W[0].device)
+    flat = FlatParameters(net)
+    with torch.no_grad(), flat.attached():
+        net.report, net.fixed_sweeps = counts, sweeps
+        flat.gradient.fill_(7.0)
+        loss = FusedKernels(net, objective, flat)(batch, weight)
+        return loss, flat.gradient.clone(), counts.take()
+
+
+@pytest.mark.parametrize("n", [1, 18])
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: type(objective).__name__)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_losses_and_derivatives_are_those_of_the_general_way(kernels, name, objective, n):
+    nets = [network(name, dtype, kernels) for dtype in (torch.float32, torch.float64)]
+    sizes = nets[0].sizes
+    x = random_input(n, sizes[0], device=kernels)
+    y = torch.eye(sizes[-1], dtype=torch.float64, device=kernels)[torch.arange(n, device=kernels) % sizes[-1]]
+    weight = 0.1 + torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(kernels)
+    batches = [Batch(x.to(dtype), y.to(dtype), None, None) for dtype in (torch.float32, torch.float64)]
+    loss, gradient, (samples, sweeps, missed, _) = found(nets[0], objective, batches[0], weight.float())
+    right, slopes = exact(nets[1], objective, batches[1], weight)
+    phases = sum(1 for sign in objective.signs if sign)
+    assert (samples, sweeps, missed) == (phases * n, phases * n * 128, 0)
+    scale = float(slopes.abs().max())
+    torch.testing.assert_close(gradient.double(), slopes, rtol=0, atol=2e-4 * scale)
+    assert abs(float(loss) - float(right)) <= 1e-4 * max(1.0, abs(float(right)))
+    if objective.signs[0]:
+        z = nets[1].infer(batches[1].x, tol=1e-12).activations[:-1]
+        torch.testing.assert_close(batches[0].activations.double(), torch.cat(z, 1), rtol=0, atol=1e-4)
+
+
+def test_biases_may_be_missing(kernels):
+    nets = [network("two", dtype, kernels, bias=False, reconstruction_bias=False) for dtype in (torch.float32, torch.float64)]
+    x, y = random_input(5, 20, device=kernels), torch.eye(4, dtype=torch.float64, device=kernels)[[0, 1, 2, 3, 0]]
+    weight = torch.full((5,), 0.2, dtype=torch.float64, device=kernels)
+    _, gradient, _ = found(nets[0], Contrastive(), Batch(x.float(), y.float(), None, None), weight.float())
+    _, slopes = exact(nets[1], Contrastive(), Batch(x, y, None, None), weight)
+    torch.testing.assert_close(gradient.double(), slopes, rtol=0, atol=2e-4 * float(slopes.abs().max()))
+
+
+def test_too_few_sweeps_are_counted(kernels):
+    net = network("two", torch.float32, kernels)
+    x, y = (random_input(5, size, device=kernels, dtype=torch.float32) for size in (20, 4))
+    weight = torch.full((5,), 0.2, device=kernels)
+    _, _, (samples, sweeps, missed, short) = found(net, Contrastive(), Batch(x, y, None, None), weight, sweeps=1)
+    assert (samples, sweeps) == (10, 10) and missed == short == 10
+
+
+def test_a_start_at_the_answer_needs_no_sweeps(kernels):
+    net = network("two", torch.float32, kernels)
+    x, y = (random_input(5, size, device=kernels, dtype=torch.float32) for size in (20, 4))
+    weight = torch.full((5,), 0.2, device=kernels)
+    batch = Batch(x, y, None, None)
+    found(net, FreeEnergy(), batch, weight)
+    again = Batch(x, y, None, batch.activations.clone())
+    _, _, (_, _, missed, _) = found(net, FreeEnergy(), again, weight, sweeps=2)
+    assert missed == 0
+    torch.testing.assert_close(again.activations, batch.activations, rtol=0, atol=1e-5)
+
+
+def test_what_the_kernels_do_not_take_is_left_to_others(kernels):
+    small = network("two", torch.float32, kernels)
+    assert not FusedKernels.applies(small, CrossEntropy())
+    assert not FusedKernels.applies(network("two", torch.float64, kernels), Contrastive())
+    assert not FusedKernels.applies(network("two", torch.float32, kernels, output_constraint="box"), Contrastive())
+    assert not FusedKernels.applies(random_network((4, 100, 40, 3), dtype=torch.float32, device=kernels), Contrastive())
+    assert not FusedKernels.applies(random_network((4, 20, 100), dtype=torch.float32, device=kernels), Contrastive())
