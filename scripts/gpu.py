@@ -1,0 +1,273 @@
+"""Everything that is claimed of a GPU: its tests, then solving, training steps and whole trainings, timed and rescored.
+
+Solves and steps are timed as CUDA graphs between device events, medians of replays. Both contenders of a solve take as few
+steps as reach the error asked for, measured against a float64 solution; the answer that was timed is the one that is rescored.
+Sections can be run one at a time; what an earlier call wrote to the JSON file stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+import lrrn
+from lrrn.bench.problems import images
+from lrrn.learning import Contrastive, Data, FreeEnergy, Margin, Settings, Trainer, fit_many
+from lrrn.learning.flat import FlatParameters
+from lrrn.learning.step import Step
+from lrrn.qp import BoxQP
+from lrrn.solvers import solve
+from lrrn.solvers.accelerated import Accelerated
+from lrrn.solvers.base import recompute
+
+ERROR = 1e-4
+CASES = [((784, 64, 64, 10), n) for n in (16, 256, 4096, 60_000)] + [
+    ((784, 256, 256, 10), 256),
+    ((784, 256, 256, 10), 4096),
+    ((784, 1024, 1024, 10), 256),
+    ((784, 1024, 1024, 10), 4096),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=f"some of {', '.join(SECTIONS)}; all if not given")
+    parser.add_argument("--model", type=Path, help="a saved classifier with 784 inputs: real weights beside random ones")
+    parser.add_argument("--epochs", type=int, default=100, help="epochs of the whole training")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no CUDA device here")
+    report: dict[str, Any] = json.loads(options.json.read_text()) if options.json and options.json.is_file() else {}
+    report |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+    for name in options.sections:
+        if name not in SECTIONS:
+            parser.error(f"there is no section {name!r}; choose from {', '.join(SECTIONS)}")
+        began = time.perf_counter()
+        report[name] = SECTIONS[name](options)
+        print(name, f"{time.perf_counter() - began:.0f} s", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def show(row: dict[str, Any]) -> dict[str, Any]:
+    print(json.dumps(row), flush=True)
+    return row
+
+
+# --- tests ----------------------------------------------------------------------------------------------------------------
+
+
+def tests(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the tests marked ``gpu``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests"], capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    return show(
+        {"exit": done.returncode, "last line": lines[-1], "failed": [line for line in lines if line.startswith("FAILED")]}
+    )
+
+
+# --- solving --------------------------------------------------------------------------------------------------------------
+
+
+def replayed(work: Callable[[], None], repeats: int = 30) -> float:
+    """Capture ``work`` in a CUDA graph and return the median microseconds of a replay."""
+    work()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return median(graph.replay, repeats)
+
+
+def median(launch: Callable[[], Any], repeats: int) -> float:
+    """Return the median microseconds between device events around a launch."""
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        launch()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end))
+    return sorted(times)[len(times) // 2]
+
+
+def ours(qp: BoxQP, exact: torch.Tensor) -> dict[str, Any]:
+    """Start, rounds of sweeps, gradient and residual, at the fastest choice that reaches the error."""
+    stepper = Accelerated().begin(qp)
+    z, never = torch.zeros_like(qp.q), torch.zeros(qp.n_samples, dtype=torch.float64, device=qp.q.device)
+    best: dict[str, Any] = {"us": None}
+    refines = getattr(stepper, "refines", False)  # then one call has rounds of its own
+    for rounds in (1,) if refines else (1, 2, 3):
+        for sweeps in range(4, 400, 4):
+            answer: dict[str, torch.Tensor] = {}
+
+            def work(rounds: int = rounds, sweeps: int = sweeps, answer: dict[str, torch.Tensor] = answer) -> None:
+                z.zero_()
+                g = -qp.q
+                for _ in range(rounds):
+                    stepper.advance(qp, z, g, sweeps, never)
+                    g, answer["residual"] = stepper.check(qp, z)
+
+            work()
+            if float((z.double() - exact).abs().max()) <= ERROR:
+                microseconds = replayed(work)
+                error, residual = float((z.double() - exact).abs().max()), float((answer["residual"] / qp.scale).max())
+                exactly = float((qp.residual(z) / qp.scale).max())
+                if best["us"] is None or microseconds < best["us"]:
+                    best = {"us": microseconds, "error": error, "rounds": rounds, "sweeps": sweeps}
+                    best |= {"largest relative residual": residual, "recomputed by torch": exactly}
+                break
+    return best
+
+
+def fista(qp: BoxQP, exact: torch.Tensor) -> dict[str, Any]:
+    """Projected gradient with the best constant momentum, in float32 with torch's own products."""
+    h = qp.hessian.dense()
+    values = torch.linalg.eigvalsh(h.double())
+    small, large = float(values[0]), float(values[-1])
+    momentum = (1 - math.sqrt(small / large)) / (1 + math.sqrt(small / large))
+    z = torch.zeros_like(qp.q)
+
+    def run(steps: int) -> torch.Tensor:
+        here, ahead = torch.zeros_like(qp.q), torch.zeros_like(qp.q)
+        for _ in range(steps):
+            new = qp.project(torch.addmm(ahead + qp.q / large, ahead, h, alpha=-1 / large))
+            here, ahead = new, torch.lerp(here, new, 1 + momentum)
+        return here
+
+    for steps in range(8, 800, 8):
+        if float((run(steps).double() - exact).abs().max()) <= ERROR:
+
+            def work(steps: int = steps) -> None:
+                z.copy_(run(steps))
+                recompute(qp, z)
+
+            microseconds = replayed(work, 10)
+            return {"us": microseconds, "error": float((z.double() - exact).abs().max()), "steps": steps}
+    return {"us": None}
+
+
+def solving(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time one free phase to an error of 1e-4, residual checked, against torch FISTA: random, trained, boxed and free units."""
+    cases = [("random weights", lrrn.LRRN(sizes, generator=generator(), device="cuda"), n) for sizes, n in CASES]
+    if options.model:
+        trained = lrrn.load(options.model).network_.to("cuda")
+        cases += [("trained weights", trained, n) for n in (16, 256, 4096, 60_000)]
+    for constraint in ("box", "free"):
+        net = lrrn.LRRN((784, 64, 64, 10), constraint=constraint, generator=generator(), device="cuda")
+        cases.append((f"random weights, {constraint} units", net, 60_000))
+    rows = []
+    for name, net, n in cases:
+        x = images(n, 784, 1, torch.float32).to("cuda")
+        qp = net.energy_snapshot(torch.float32).free(x)
+        exact = solve(net.energy_snapshot(torch.float64).free(x.double()), tol=1e-11, max_sweeps=5000).z
+        values = torch.linalg.eigvalsh(net.energy_snapshot(torch.float64).free_hessian.dense())
+        row = {"weights": name, "units": qp.dim, "batch": n, "condition": float(values[-1] / values[0])}
+        row |= {"lrrn": ours(qp, exact), "torch FISTA": fista(qp, exact)}
+        if row["lrrn"]["us"]:
+            row["million solves a second"] = n / row["lrrn"]["us"]
+        if row["lrrn"]["us"] and row["torch FISTA"]["us"]:
+            row["torch FISTA / lrrn"] = row["torch FISTA"]["us"] / row["lrrn"]["us"]
+        rows.append(show(row))
+    return rows
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# --- training -------------------------------------------------------------------------------------------------------------
+
+
+def batch_of(n: int) -> Data:
+    x = images(n, 784, 2, torch.float32).to("cuda")
+    label = torch.arange(n, device="cuda") % 10
+    return Data(x, functional.one_hot(label, 10).float(), label)
+
+
+def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time a captured training step, optimiser included."""
+    rows = []
+    for objective, sizes, batch, optimizer in (
+        (Contrastive(), (784, 64, 64, 10), 10, "adam"),
+        (Contrastive(), (784, 64, 64, 10), 10, "sgd"),
+        (Contrastive(), (784, 64, 64, 10), 256, "adam"),
+        (FreeEnergy(), (784, 64, 64, 10), 10, "sgd"),
+        (Margin(), (784, 64, 64, 10), 256, "adamw"),
+        (Margin(), (784, 2048, 10), 256, "adamw"),
+    ):
+        net = lrrn.LRRN(sizes, generator=generator(), device="cuda")
+        data, flat = batch_of(64 * batch), FlatParameters(net)
+        of_step = Step(net, objective, Settings(optimizer=optimizer, learning_rate=1e-3, batch_size=batch), flat)
+        net.aim = of_step.aim
+        with flat.attached():
+            of_step.begin()
+            captured = of_step.captured(data, 0)
+            of_step.set_rate(captured.rate)
+            order = torch.arange(64 * batch).view(64, batch)
+            captured.begin(order, [1e-3] * 64, 0, 0)
+            _, (samples, _, missed) = captured.run(16)
+            with captured._side_stream():
+                net.fixed_sweeps = captured.sweeps
+                graph = captured._graph()
+                microseconds = median(graph.replay, 40)
+        name = f"{type(objective).__name__}, {'-'.join(map(str, sizes))}"
+        row = {"step": name, "optimizer": optimizer, "batch": batch, "us": microseconds, "sweeps": captured.sweeps}
+        rows.append(show({**row, "missed": missed, "of": samples}))
+    return rows
+
+
+def many(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train 1, 4 and 16 networks at once for an epoch of 2,000 steps."""
+    data, rows = batch_of(20_000), []
+    for count in (1, 1, 4, 16):  # the first warms up
+        nets = [lrrn.LRRN((784, 64, 64, 10), generator=generator(seed), device="cuda") for seed in range(count)]
+        trainers = [Trainer(net, Contrastive(), Settings(epochs=1, learning_rate=0.1)) for net in nets]
+        began = time.perf_counter()
+        fit_many(trainers, data)
+        rows.append(show({"networks": count, "seconds": time.perf_counter() - began}))
+    return rows[1:]
+
+
+def paper(options: argparse.Namespace) -> dict[str, Any]:
+    """Train the paper's network on MNIST: 784-64-64-10, batch 10, contrastive."""
+    X, y = lrrn.datasets.load("mnist", "train")
+    X_test, y_test = lrrn.datasets.load("mnist", "test")
+    model = lrrn.LRRNClassifier(epochs=options.epochs, batch_size=10, learning_rate=0.4, random_state=0, device="cuda")
+    began = time.perf_counter()
+    model.fit(X, y)
+    seconds = time.perf_counter() - began
+    record = model.history_[-1]
+    found = {"epochs": options.epochs, "seconds": seconds, "accuracy": model.score(X_test, y_test)}
+    return show({**found, "an epoch": record["seconds"], "sweeps": record["sweeps"], "unconverged": record["unconverged"]})
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "tests": tests,
+    "solving": solving,
+    "steps": steps,
+    "many": many,
+    "paper": paper,
+}
+
+
+if __name__ == "__main__":
+    main()
