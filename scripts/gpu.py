@@ -69,14 +69,19 @@ def show(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def tests(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the tests marked ``gpu``."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests"], capture_output=True, text=True, check=False
-    )
-    lines = done.stdout.splitlines()
-    return show(
-        {"exit": done.returncode, "last line": lines[-1], "failed": [line for line in lines if line.startswith("FAILED")]}
-    )
+    """Run the tests marked ``gpu``, each file in a process of its own: most of their time goes to compiling kernels."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    listed = subprocess.run([*command, "--collect-only", "tests"], capture_output=True, text=True, check=True).stdout
+    files = sorted({line.split("::")[0] for line in listed.splitlines() if "::" in line})
+    started = {file: subprocess.Popen([*command, file], stdout=subprocess.PIPE, text=True) for file in files}
+    found: dict[str, Any] = {}
+    for name, process in started.items():
+        lines = process.communicate()[0].splitlines()
+        failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        found[name] = show({"file": name, "exit": process.returncode, "last line": lines[-1], "failed": failed})
+        if process.returncode:
+            print("\n".join(lines[-400:]), flush=True)
+    return found
 
 
 # --- solving --------------------------------------------------------------------------------------------------------------
