@@ -65,7 +65,7 @@ def project(
 def assemble(
     flat_ptr, gram_ptr, back_ptr, map_ptr, b_map_ptr, c_map_ptr, below_ptr, above_ptr, bias_ptr, constant_ptr,
     unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, d_1, v_at, d_last, d_before, reach, last, up, down,
-    WIDTH: tl.constexpr, LAST: tl.constexpr,
+    WIDTH: tl.constexpr, LAST: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Build the free phase's Hessian (program 0) and the clamped one's (program 1), and halve them; and q at x = 0.
 
@@ -73,28 +73,39 @@ def assemble(
     """
     phase = tl.program_id(0)
     units = tl.arange(0, WIDTH)
-    square = units[:, None] * WIDTH + units[None, :]
-    place = tl.load(map_ptr + square)
-    w = tl.load(flat_ptr + place, mask=place >= 0, other=0.0)
-    m = tl.where(units[:, None] == units[None, :], 1.0, 0.0) - w
-    below = tl.load(below_ptr + units)
-    above = tl.load(above_ptr + units)
-    h = product(tl.trans(m), below[:, None] * m) + product(m * above[None, :], tl.trans(m))
+    h = tl.zeros((WIDTH, WIDTH), dtype=tl.float32)
+    bias = tl.zeros((WIDTH,), dtype=tl.float32)
+    constant = 0.0
+    # a few rows and columns of M at a time: whole matrices as operands are too much for the chip
+    for start in range(0, WIDTH, CHUNK):
+        some = start + tl.arange(0, CHUNK)
+        across = tl.load(map_ptr + some[:, None] * WIDTH + units[None, :])
+        along = tl.load(map_ptr + units[:, None] * WIDTH + some[None, :])
+        rows = tl.where(some[:, None] == units[None, :], 1.0, 0.0)
+        rows -= tl.load(flat_ptr + across, mask=across >= 0, other=0.0)
+        columns = tl.where(units[:, None] == some[None, :], 1.0, 0.0)
+        columns -= tl.load(flat_ptr + along, mask=along >= 0, other=0.0)
+        below = tl.load(below_ptr + some)
+        above = tl.load(above_ptr + some)
+        h += product(tl.trans(rows), below[:, None] * rows)
+        h += product(columns * above[None, :], tl.trans(columns))
+        b_place = tl.load(b_map_ptr + some)
+        c_place = tl.load(c_map_ptr + some)
+        b = tl.load(flat_ptr + b_place, mask=b_place >= 0, other=0.0)
+        c = tl.load(flat_ptr + c_place, mask=c_place >= 0, other=0.0)
+        bias += tl.sum(rows * (below * b)[:, None], axis=0)
+        bias -= tl.sum(columns * (above * c)[None, :], axis=1)
+        # the first layer's biases meet the input, and are counted there
+        constant += 0.5 * tl.sum(tl.where(some < d_1, 0.0, below * b * b) + above * c * c)
     first = (units[:, None] < d_1) & (units[None, :] < d_1)
     h += reach * tl.load(gram_ptr + units[:, None] * d_1 + units[None, :], mask=first, other=0.0)
     if phase == 1:
-        h += last * product(tl.trans(output_weights(flat_ptr, v_at, d_last, d_before, dim, WIDTH, LAST)),
-                            output_weights(flat_ptr, v_at, d_last, d_before, dim, WIDTH, LAST))  # fmt: skip
+        weights = output_weights(flat_ptr, v_at, d_last, d_before, dim, WIDTH, LAST)
+        h += last * product(tl.trans(weights), weights)
     else:
-        b_place = tl.load(b_map_ptr + units)
-        c_place = tl.load(c_map_ptr + units)
-        b = tl.load(flat_ptr + b_place, mask=b_place >= 0, other=0.0)
-        c = tl.load(flat_ptr + c_place, mask=c_place >= 0, other=0.0)
-        bias = tl.sum(m * (below * b)[:, None], axis=0) - tl.sum(m * (above * c)[None, :], axis=1)
         bias += reach * tl.load(back_ptr + units, mask=units < d_1, other=0.0)
         tl.store(bias_ptr + units, bias)
-        # the first layer's biases meet the input, and are counted there
-        tl.store(constant_ptr, 0.5 * tl.sum(tl.where(units < d_1, 0.0, below * b * b) + above * c * c))
+        tl.store(constant_ptr, constant)
     halve(
         h, unit_ptr + phase * WIDTH, high_ptr + phase * WIDTH * WIDTH, low_ptr + phase * WIDTH * WIDTH,
         move_ptr + phase * WIDTH * WIDTH, rates_ptr + phase * 2, dim, up, down, WIDTH,
@@ -309,7 +320,9 @@ def first_layer(
 
 
 @triton.jit
-def later_layers(flat_ptr, s_ptr, t_ptr, plan_ptr, factor_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def later_layers(
+    flat_ptr, s_ptr, t_ptr, plan_ptr, factor_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
     """Write the derivatives in W_k, b_k and c_k for k >= 1, a layer a program.
 
     A row of ``plan_ptr`` holds where W, b and c begin, how many numbers b and c have, the widths above and below, and where S
@@ -331,13 +344,25 @@ def later_layers(flat_ptr, s_ptr, t_ptr, plan_ptr, factor_ptr, out_ptr, WIDTH: t
     b = tl.load(flat_ptr + b_at + i, mask=i < b_size, other=0.0)
     c = tl.load(flat_ptr + c_at + i, mask=i < c_size, other=0.0)
     across = tl.load(s_ptr + tl.load(plan + 7) + square, mask=up[:, None] & low[None, :], other=0.0)
-    below = tl.load(s_ptr + tl.load(plan + 8) + square, mask=low[:, None] & low[None, :], other=0.0)
-    above = tl.load(s_ptr + tl.load(plan + 9) + square, mask=up[:, None] & up[None, :], other=0.0)
     t_above = tl.load(t_ptr + tl.load(plan + 10) + i, mask=up, other=0.0)
     t_below = tl.load(t_ptr + tl.load(plan + 11) + i, mask=low, other=0.0)
     share = tl.load(t_ptr + tl.load(plan + 12))
-    slopes = own * (product(w, below) + b[:, None] * t_below[None, :] - across)
-    slopes += reach * (product(above, w) - across - t_above[:, None] * c[None, :])
+    slopes = own * (b[:, None] * t_below[None, :] - across) - reach * (across + t_above[:, None] * c[None, :])
+    for start in range(0, BLOCK, CHUNK):
+        some = start + tl.arange(0, CHUNK)
+        # columns of W and rows of the moments below, columns of the moments above and rows of W
+        left = tl.load(
+            flat_ptr + w_at + i[:, None] * d_in + some[None, :], mask=up[:, None] & (some[None, :] < d_in), other=0.0
+        )
+        below = tl.load(
+            s_ptr + tl.load(plan + 8) + some[:, None] * WIDTH + i[None, :],
+            mask=(some[:, None] < d_in) & low[None, :], other=0.0,
+        )  # fmt: skip
+        above = tl.load(
+            s_ptr + tl.load(plan + 9) + i[:, None] * WIDTH + some[None, :], mask=up[:, None] & (some[None, :] < d), other=0.0
+        )
+        right = tl.load(flat_ptr + w_at + some[:, None] * d_in + i[None, :], mask=(some[:, None] < d) & low[None, :], other=0.0)
+        slopes += product(own * left, below) + product(reach * above, right)
     tl.store(out_ptr + place, slopes, mask=up[:, None] & low[None, :])
     tl.store(out_ptr + b_at + i, own * (tl.sum(w * t_below[None, :], axis=1) + b * share - t_above), mask=i < b_size)
     back = tl.sum(w * t_above[:, None], axis=0)

@@ -24,7 +24,7 @@ LOOKS, EARLY = (8, 64), 256
 """Steps between two looks at the counts: among the first so many of training, where weights change fast, and later."""
 SHORT = 2e-3
 """Share of samples above the aim from which on sweeps are too few."""
-SAFETY = 0.5
+SAFETY = 0.25
 """The aim is at most this share of the tolerance, so that sweeps are added before anything misses it."""
 WARM_UP = 3
 """Steps taken as they are before the first graph is captured: libraries allocate and kernels compile in them."""

@@ -18,6 +18,8 @@ from lrrn.solvers._half_precision import DOWN, UP, has_kernels, rounds_and_steps
 
 WIDEST, MOST_OUTPUTS = 128, 64
 """Most hidden units, and most outputs, that stay on chip."""
+CHUNK = 16
+"""Rows or columns of such a matrix that are an operand at a time."""
 SIGNS = ((-1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
 """Factors on the free and the clamped energy that the kernels know."""
 
@@ -157,7 +159,7 @@ class FusedKernels:
         kernels.project[(tiles,)](flat, x, image, self._gram, self._back, size, n, d_0, d_1, c_at[0], c_size, **shape)
 
         joint = (flat, self._gram, self._back, weights, b_map, c_map, below, above, self._bias, self._constant)
-        shape = {"WIDTH": width, "LAST": self._last, "num_warps": 16 if width > 64 else 4}
+        shape = {"WIDTH": width, "LAST": self._last, "CHUNK": CHUNK, "num_warps": 16 if width > 64 else 4, "num_stages": 1}
         kernels.assemble[(2,)](*joint, *self._matrices, dim, d_1, *outputs, reach, last, UP, DOWN, **shape)
 
         tol = DEFAULT_TOL[torch.float32] if self._net.tol is None else self._net.tol
@@ -200,8 +202,9 @@ class FusedKernels:
         )  # fmt: skip
         if n_layers > (1 if sign_clamped else 2):
             kernels.later_layers[(len(plan),)](
-                flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, num_warps=4 if width <= 64 else 8
-            )
+                flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, CHUNK=CHUNK,
+                num_warps=4 if width <= 64 else 8, num_stages=1,
+            )  # fmt: skip
         batch.activations = free if sign_free else None
         return torch.dot(losses, weight)
 

@@ -167,7 +167,7 @@ def sweep(
 
 
 @triton.jit(do_not_specialize=["dim"])
-def relax(product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, dim, WIDTH: tl.constexpr):
+def relax(product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, dim, farthest, WIDTH: tl.constexpr):
     """Finish a step for one sample, given y A / L for its point y ahead: e <- clip(y - y A / L + push), and momentum.
 
     Momentum restarts where it points uphill. ``t_ptr`` holds its state, one number a sample.
@@ -188,8 +188,7 @@ def relax(product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, d
     t = tl.load(t_ptr + row)
     t_new = tl.where(uphill, 1.0, 0.5 * (1 + tl.sqrt(1 + 4 * t * t)))
     weight = tl.where(uphill, 0.0, (t - 1) / t_new)
-    # half precision ends at 65,504, and a point ahead may be anywhere
-    next = tl.minimum(tl.maximum(new + weight * move, -3e4), 3e4)
+    next = tl.minimum(tl.maximum(new + weight * move, -farthest), farthest)
     tl.store(here_ptr + place, new, mask=inside)
     tl.store(ahead_ptr + place, next.to(tl.float16), mask=inside)
     tl.store(t_ptr + row, t_new)
@@ -214,7 +213,9 @@ def conjugate(product_ptr, half_ptr, direction_ptr, left_ptr, moved_ptr, mask_pt
     left = tl.load(left_ptr + place, mask=inside, other=0.0)
     moved = tl.load(moved_ptr + place, mask=inside, other=0.0)
     curvature = tl.sum(direction * image)
-    step = tl.where(curvature > 0, before / tl.where(curvature > 0, curvature, 1.0), 0.0)
+    # in exact arithmetic this is |left|^2, but not after the residual was recomputed
+    along = tl.sum(left * direction)
+    step = tl.where(curvature > 0, along / tl.where(curvature > 0, curvature, 1.0), 0.0)
     moved += step * direction
     left -= step * image
     after = tl.sum(left * left)

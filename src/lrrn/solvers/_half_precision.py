@@ -27,6 +27,8 @@ IN_ROWS = 8192
 """Most units that the kernel of :class:`Rows` takes."""
 UP, DOWN = 6, 10
 """Squarings for the largest and for the smallest eigenvalue."""
+FARTHEST = 3e4
+"""Half precision ends at 65,504, and a point ahead may be anywhere."""
 ROUNDS, LONGEST = 2, 16
 """Fewest refinements in one call of the kernel of :class:`Tiles`, and most steps in each."""
 
@@ -50,6 +52,11 @@ def rounds_and_steps(sweeps: int) -> tuple[int, int]:
     """Divide sweeps into refinements and the steps of each."""
     rounds = min(max(ROUNDS, -(-sweeps // LONGEST)), sweeps)
     return rounds, sweeps // rounds
+
+
+def tile_and_warps(n: int, width: int) -> tuple[int, int]:
+    """Return the samples of a program of the kernel of :class:`Tiles`, and its warps."""
+    return 16 if n <= 4096 or width > 128 else 32, 8 if width > 128 else 4
 
 
 def largest_by_squaring(a: Tensor, times: int) -> Tensor:
@@ -122,10 +129,10 @@ class Tiles:
     ) -> None:
         n, dim = z.shape
         width = self._matrices[1].shape[0]
-        tile = 16 if n <= 4096 or width > 128 else 32
+        tile, warps = tile_and_warps(n, width)
         strides = (0 if bound.shape[0] == 1 else dim for bound in (lo, hi))
         arrays = (q, z, lo, hi, *self._matrices, *((z, z) if found is None else found))
-        shape = {"WIDTH": width, "TILE": tile, "CHECK": found is not None, "num_warps": 8 if width > 128 else 4}
+        shape = {"WIDTH": width, "TILE": tile, "CHECK": found is not None, "num_warps": warps}
         _kernels().sweep[(-(-n // tile),)](*arrays, n, dim, *strides, rounds, steps, **shape)
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,10 +156,16 @@ def half_and_rate(h: BlockTridiagonal) -> tuple[Tensor, Tensor, Tensor]:
 
 @final
 class Rows:
-    """Takes steps on a scaled correction: a product with A / L, then one kernel for the rest of a step, a program a sample."""
+    """Takes steps on a scaled correction: a product with A / L, then one kernel for the rest of a step, a program a sample.
+
+    Momentum goes on from call to call: begun anew each time, it never gets going where the conditioning asks for it most.
+    """
 
     def __init__(self, qp: BoxQP) -> None:
         self._unit, self._matrix, self._inverse = half_and_rate(qp.hessian)
+        # how far the point ahead is ahead, in scaled units, and the momentum's state
+        self._lead: Tensor | None = None
+        self._t = torch.ones(qp.n_samples, dtype=torch.float32, device=qp.q.device)
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
@@ -162,32 +175,41 @@ class Rows:
         size = torch.where(size > 0, size, 1)
         push, down, up = ((part / size).float() for part in (-slope, down, up))
         here = torch.zeros((n, dim), dtype=torch.float32, device=z.device)
-        ahead = torch.zeros((n, dim), dtype=torch.float16, device=z.device)
-        t = torch.ones(n, dtype=torch.float32, device=z.device)
+        ahead = here.half() if self._lead is None else (self._lead / size).clamp_(-FARTHEST, FARTHEST).half()
         width = 1 << (dim - 1).bit_length()
         product = torch.empty_like(ahead)
         for _ in range(sweeps):
             torch.mm(ahead, self._matrix, out=product)
-            _kernels().relax[(n,)](product, ahead, here, t, push, down, up, dim, WIDTH=width, num_warps=8 if width > 512 else 4)
+            arrays = (product, ahead, here, self._t, push, down, up)
+            _kernels().relax[(n,)](*arrays, dim, FARTHEST, WIDTH=width, num_warps=8 if width > 512 else 4)
         moved = qp.project(torch.addcmul(z, here.to(z.dtype), size * self._unit))
         # what is on a bound must be so to the last bit
         moved = torch.where(here <= down, qp.lo, torch.where(here >= up, qp.hi, moved))
-        z.copy_(torch.where(moved.isfinite().all(-1, keepdim=True), moved, z))
+        fine = moved.isfinite().all(-1, keepdim=True)
+        z.copy_(torch.where(fine, moved, z))
+        self._lead = torch.where(fine, (ahead.float() - here) * size, 0)
+        self._t = torch.where(fine.squeeze(-1), self._t, 1)
         return torch.full((n,), sweeps, dtype=torch.int64, device=z.device)
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
         return recompute(qp, z)
 
     def keep(self, rows: Tensor) -> None:
-        """Nothing is kept from sample to sample."""
+        self._t = self._t[rows]
+        if self._lead is not None:
+            self._lead = self._lead[rows]
 
 
 @final
 class Equations:
-    """Conjugate gradients on a scaled correction, for problems whose units are fixed or free: the adjoint."""
+    """Conjugate gradients on a scaled correction, for problems whose units are fixed or free: the adjoint.
+
+    Directions go on from call to call, from the residual as recomputed.
+    """
 
     def __init__(self, qp: BoxQP) -> None:
         self._unit, self._matrix, self._inverse = half_and_rate(qp.hessian)
+        self._direction: Tensor | None = None
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
@@ -196,9 +218,12 @@ class Equations:
         size = left.abs().amax(-1, keepdim=True)
         size = torch.where(size > 0, size, 1)
         left = (left / size).float()
-        half, direction, moved = left.half(), left.clone(), torch.zeros_like(left)
+        direction = left.clone() if self._direction is None else (self._direction / size).float()
+        largest = direction.abs().amax(-1)
+        shrink = torch.where(largest > 0, largest, 1)
+        half, moved = (direction / shrink[:, None]).half(), torch.zeros_like(left)
         # squared norm of what is left, and the factor by which the half-precision direction was shrunk
-        state = torch.stack([left.square().sum(-1), torch.ones(n, dtype=torch.float32, device=z.device)], 1)
+        state = torch.stack([left.square().sum(-1), shrink], 1)
         mask, width, product = free.to(torch.int8).contiguous(), 1 << (dim - 1).bit_length(), torch.empty_like(half)
         # conjugate gradients go as far in half the steps
         sweeps = -(-sweeps // 2)
@@ -207,14 +232,17 @@ class Equations:
             arrays = (product, half, direction, left, moved, mask, state)
             _kernels().conjugate[(n,)](*arrays, dim, WIDTH=width, num_warps=8 if width > 512 else 4)
         after = torch.addcmul(z, moved.to(z.dtype), size * self._unit)
-        z.copy_(torch.where(after.isfinite().all(-1, keepdim=True), after, z))
+        fine = after.isfinite().all(-1, keepdim=True)
+        z.copy_(torch.where(fine, after, z))
+        self._direction = torch.where(fine, direction * size, 0)
         return torch.full((n,), sweeps, dtype=torch.int64, device=z.device)
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
         return recompute(qp, z)
 
     def keep(self, rows: Tensor) -> None:
-        """Nothing is kept from sample to sample."""
+        if self._direction is not None:
+            self._direction = self._direction[rows]
 
 
 @cache

@@ -175,8 +175,9 @@ class _Run:
         self.first_stepper = None
         idle: Tensor | int = 0
         handed = 0
-        while self.spent < self.max_sweeps:
-            chunk = min(solver.chunk, self.max_sweeps - self.spent)
+        budget = self._budget(solver, following)
+        while self.spent < budget:
+            chunk = min(solver.chunk, budget - self.spent)
             want = self.want if rows is None else self.want[rows]
             used = stepper.advance(qp, z, g, chunk, want)
             self.spent += chunk
@@ -193,7 +194,8 @@ class _Run:
                 stuck = open_ & (idle >= solver.patience)
                 self._note_stalled(rows, stuck)
             else:
-                stuck = open_ & (self._sweeps_to_go(residual, best, want, chunk) > self._patience())
+                # once the budget is spent, everything that is left is stuck
+                stuck = open_ & (self._sweeps_to_go(residual, best, want, chunk) > self._patience(budget))
                 handed += int(stuck.sum())
             keep = (open_ & ~stuck).nonzero().squeeze(1)
             if keep.numel() == 0:
@@ -228,6 +230,12 @@ class _Run:
         rate = torch.log(before / residual)
         return torch.where(rate > 0, chunk * torch.log(residual / want) / rate, math.inf)
 
-    def _patience(self) -> float:
+    def _budget(self, solver: Solver, following: Solver | None) -> int:
+        """Return the sweeps up to which a solver may go: a round of the next is kept back, for what is left by then."""
+        if following is None:
+            return self.max_sweeps
+        return max(self.max_sweeps - following.chunk, min(solver.chunk, self.max_sweeps))
+
+    def _patience(self, budget: int) -> float:
         """Sweeps worth waiting for before Newton, whose factorisation costs about as much as a few sweeps per unit."""
-        return min(self.max_sweeps - self.spent, max(64, 2 * self.qp.dim))
+        return min(budget - self.spent, max(64, 2 * self.qp.dim))
