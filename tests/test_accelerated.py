@@ -78,6 +78,28 @@ def test_equations_of_any_width_are_solved(in_rows):
     torch.testing.assert_close(found.z, exact, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("kind", [_half_precision.Rows, _half_precision.Equations])
+def test_momentum_outlives_a_round(in_rows, kind):
+    net = random_network((9, 24, 20, 4), beta=(1.0, 1.0, 0.0), device=in_rows, scale=3.0)  # condition about 50
+    energy = net.energy_snapshot(torch.float64)
+    qp = energy.free(random_input(4, 9, dtype=torch.float64, device=in_rows))
+    if kind is _half_precision.Equations:
+        z = solve(qp, solver="newton", tol=1e-12).z
+        qp = energy.adjoint(z, random_input(4, qp.dim, dtype=torch.float64, device=in_rows))
+
+    def rounds(begin_anew):
+        z, stepper = torch.zeros_like(qp.q), kind(qp)
+        for count in range(1, 200):
+            g, residual = stepper.check(qp, z)
+            if bool((residual <= 1e-8 * qp.scale).all()):
+                return count
+            stepper = kind(qp) if begin_anew else stepper
+            stepper.advance(qp, z, g, 8, qp.scale)
+        return count
+
+    assert rounds(False) < 0.8 * rounds(True)
+
+
 @pytest.mark.parametrize("most_on_chip", [256, 0])
 def test_the_kernel_leaves_what_is_not_finite_alone(on_chip, most_on_chip, monkeypatch):
     monkeypatch.setattr(_half_precision, "ON_CHIP", most_on_chip)

@@ -198,9 +198,10 @@ def test_prototypes_learn_to_certify_more(digits):
     assert shares[1] > shares[0] + 0.1
 
 
-def test_training_continues_to_the_same_bits(digits, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adam", "nesterov"])
+def test_training_continues_to_the_same_bits(digits, tmp_path, optimizer):
     X, y = digits[0].float(), digits[1]
-    plan_ = Plan(epochs=3, batch_size=100, learning_rate=0.01, schedule="one_cycle", shift_share=0.5)
+    plan_ = Plan(3, batch_size=100, learning_rate=0.01, optimizer=optimizer, schedule="one_cycle", shift_share=0.5)
 
     def run(folder, stop_at):
         torch.manual_seed(0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lrrn.qp import Status
-from lrrn.solvers import SOLVERS, solve
+from lrrn.solvers import SOLVERS, loop, solve
 from oracles import random_input, random_network
 
 
@@ -53,6 +53,15 @@ def test_auto_hands_slow_samples_to_newton_and_says_so(caplog):
         solution = solve(qp)
     assert solution.solvers == ("coordinate_descent", "newton")
     assert "auto: coordinate_descent then newton" in caplog.text and "over to newton" in caplog.text
+
+
+def test_what_was_expected_to_be_done_in_time_and_is_not_goes_to_newton(monkeypatch):
+    net = with_spectrum((30, 24, 20, 4), 70.0, 0.01, 1 / 8, beta=(1.0, 1.0, 0.0))
+    qp = net.energy_snapshot(torch.float64).free(random_input(20, 30))
+    monkeypatch.setattr(loop._Run, "_sweeps_to_go", lambda self, residual, *others: torch.zeros_like(residual))
+    solution = solve(qp, tol=1e-9, max_sweeps=200)
+    assert solution.converged.all() and solution.solvers == ("coordinate_descent", "newton")
+    assert int(solution.n_sweeps.max()) <= 200
 
 
 def test_auto_stays_with_coordinate_descent_when_that_is_quick():

@@ -175,7 +175,6 @@ def _optimizer_state(
 ) -> dict[int, dict[str, Tensor]]:
     """Return the optimiser's state: nothing before its first step, and after it everything."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    adaptive = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if key.startswith("optimizer/"):
@@ -186,7 +185,11 @@ def _optimizer_state(
             if value.shape != shape or not value.is_floating_point():
                 raise _damaged(path, f"its {key} is a {value.dtype} tensor of shape {tuple(value.shape)}")
             state.setdefault(int(index), {})[name] = value
-    names = {"step", "exp_avg", "exp_avg_sq"} if adaptive else set()
+    names: set[str] = set()
+    if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+        names = {"step", "exp_avg", "exp_avg_sq"}
+    elif optimizer.defaults.get("momentum"):
+        names = {"momentum_buffer"}
     if state and (len(state) < len(parameters) or any({*entry} != names for entry in state.values())):
         raise _damaged(path, "the optimiser's state is incomplete")
     return state

@@ -195,7 +195,7 @@ class _Run:
                 self._note_stalled(rows, stuck)
             else:
                 # once the budget is spent, everything that is left is stuck
-                stuck = open_ & (self._sweeps_to_go(residual, best, want, chunk) > self._patience(budget))
+                stuck = open_ & (self._sweeps_to_go(residual, best, want, chunk) >= self._patience(budget))
                 handed += int(stuck.sum())
             keep = (open_ & ~stuck).nonzero().squeeze(1)
             if keep.numel() == 0:
