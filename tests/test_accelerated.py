@@ -61,6 +61,18 @@ def test_tiles_of_any_size_are_filled(on_chip, n, sizes):
     agrees_with_newton(sizes, n, on_chip)
 
 
+def test_units_on_a_bound_are_there_to_the_last_bit(on_chip):
+    sizes, n = (30, 24, 20, 4), 500
+    options = {"beta": (1.0, 1.0, 0.0), "output_constraint": "free"}
+    qp = problem(sizes, n, torch.float32, on_chip, **options)
+    exact = solve(problem(sizes, n, torch.float64, on_chip, **options), solver="newton", tol=1e-13)
+    stepper, z = _half_precision.Tiles(qp), torch.zeros_like(qp.q)
+    stepper.advance(qp, z, z, 64, qp.scale)
+    # what is held with a clear slope is held here too
+    held = (exact.z == 0) & (exact.gradient > 1e-4)
+    assert held.any() and (z[held] == 0).all()
+
+
 @pytest.mark.parametrize("sizes", [(5, 3), (9, 20, 17, 4)])
 def test_rows_of_any_width_are_solved(in_rows, sizes):
     agrees_with_newton(sizes, 3, in_rows)

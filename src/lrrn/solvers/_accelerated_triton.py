@@ -101,7 +101,9 @@ def refine(
             new = tl.minimum(tl.maximum(tl.dot(y.to(tl.float16), move) + c, down), up)
             y = new + momentum * (new - e)
             e = new
+        # what is on a bound must be so to the last bit, or its slope counts as a residual; a device's divisions are not exact
         after = tl.minimum(tl.maximum(z + size * e, lo), hi)
+        after = tl.where(e <= down, lo, tl.where(e >= up, hi, after))
         fine = tl.max(tl.where(tl.abs(after) < 3e38, 0, 1), axis=1) == 0
         z = tl.where(fine[:, None], after, z)
     return z

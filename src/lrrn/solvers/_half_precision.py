@@ -56,7 +56,7 @@ def rounds_and_steps(sweeps: int) -> tuple[int, int]:
 
 def tile_and_warps(n: int, width: int) -> tuple[int, int]:
     """Return the samples of a program of the kernel of :class:`Tiles`, and its warps."""
-    return 16 if n <= 4096 or width > 128 else 32, 8 if width > 128 else 4
+    return (16, 8) if n <= 4096 or width > 128 else (32, 4)
 
 
 def largest_by_squaring(a: Tensor, times: int) -> Tensor:
@@ -104,9 +104,8 @@ class Tiles:
         n, dim = z.shape
         rounds, steps = rounds_and_steps(sweeps)
         if self.refines:
-            found = torch.empty_like(z), torch.empty(n, dtype=torch.float32, device=z.device)
-            self._launch(qp.q.contiguous(), z, qp.lo.contiguous(), qp.hi.contiguous(), rounds, steps, found)
-            self._found = found[0], found[1].double()
+            self._found = torch.empty_like(z), torch.empty(n, dtype=torch.float64, device=z.device)
+            self._launch(qp.q.contiguous(), z, qp.lo.contiguous(), qp.hi.contiguous(), rounds, steps, self._found)
         else:
             size = torch.linalg.vector_norm(g, dim=-1, keepdim=True, ord=float("inf")).clamp(min=1e-300)
             correction = torch.zeros((n, dim), dtype=torch.float32, device=z.device)
