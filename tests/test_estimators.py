@@ -486,6 +486,20 @@ def test_certified_score():
         model.certified_score(X, y, -1)
 
 
+@pytest.mark.parametrize("standardize", [False, True])
+def test_certified_scores_by_local_radii_are_those_of_the_whole_radii(standardize):
+    some, labels = blobs()
+    model = classifier(standardize=standardize, epochs=15).fit(some, labels)
+    radius, right = model.certified_radius(some, "local"), model.predict(some) == labels
+    eps = float(np.quantile(model.certified_radius(some, "multiplier"), 0.6))
+    clear = np.abs(radius / eps - 1) > 0.02  # beyond doubt, whatever the last per cent of optimising brings
+    decided = model.certified_radius(some, "local", enough=eps)
+    assert np.array_equal((decided > eps)[clear], (radius > eps)[clear]) and clear.sum() > 60
+    assert model.certified_score(some, labels, eps, "local") == (right & (decided > eps)).mean()
+    with pytest.raises(ValueError, match="enough must be a radius above 0"):
+        model.certified_radius(some, "local", enough=-1.0)
+
+
 # --- early stopping -------------------------------------------------------------------------------------------------------
 
 

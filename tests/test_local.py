@@ -189,6 +189,23 @@ def test_local_radii_gain_much_and_come_near_to_what_attacks_reach():
     assert float((local.radius / attack.distance)[known].median()) > 0.9
 
 
+def test_where_one_size_counts_local_radii_reach_it_and_go_no_further():
+    net = random_network((6, 9, 7, 4), beta=(1.0, 0.5, 0.0), seed=3)
+    x = random_input(30, 6, seed=4)
+    local, wide = (lrrn.certify(net, x, method).radius for method in ("local", "multiplier"))
+    eps = float(wide.quantile(0.7))
+    decided = lrrn.certify(net, x, "local", enough=eps).radius
+    assert (decided >= wide * (1 - 1e-9)).all()
+    assert (decided[local > 1.02 * eps] > eps).all() and (decided[local < 0.98 * eps] < eps).all()
+    beyond = wide > eps
+    below = ~beyond
+    assert beyond.any() and below.any()
+    torch.testing.assert_close(decided[beyond], wide[beyond], rtol=1e-9, atol=0)
+    assert (decided[below] <= eps * (1 + 1e-5)).all()
+    with pytest.raises(ValueError, match="enough must be a radius above 0; got 0"):
+        lrrn.certify(net, x, "local", enough=0)
+
+
 def test_a_loose_solve_is_inside_the_radius():
     """The centre's error moves nothing: what is known there is the residual, and that enters exactly."""
     net = random_network((12, 10, 8, 4), seed=3)

@@ -39,6 +39,8 @@ ITERATIONS = 60
 """Newton steps at most."""
 NEARBY = 0.25
 """Share of the units off a bound that count as near it."""
+ROOM = 2e-2
+"""By how much the dual should exceed what is to be proven, as a share: a proof takes some of it."""
 REACH = 8.0
 """Radii are sought up to this many times the global one."""
 
@@ -326,8 +328,11 @@ class Dual:
         parts = (low, high, floor[self.floor], sign[self.sign], ceiling[self.ceiling])
         return torch.cat([lam.new_tensor([self.lead / constant**2]), *parts]), weight
 
-    def maximised(self, theta: Tensor, weight: float, goal: float) -> Tensor:
-        """Raise the dual by Newton's method with a fading barrier, until it reaches ``goal`` or does not rise any more."""
+    def maximised(self, theta: Tensor, weight: float, goal: float, decide: bool = False) -> Tensor:
+        """Raise the dual by Newton's method with a fading barrier, until it reaches ``goal`` or does not rise any more.
+
+        With ``decide`` nothing below the goal is of use, and it ends when the goal is out of reach.
+        """
         point = self.at(theta)
         if point is None:
             return theta
@@ -365,7 +370,8 @@ class Dual:
             if best >= goal:
                 break
             if decrement < NEAR * weight:
-                if weight * terms < GAP * best:
+                # near the central path, the maximum is above by about the barrier's share
+                if weight * terms < GAP * best or (decide and best + 2 * weight * terms < goal):
                     break
                 weight *= FADING
         return found
@@ -421,7 +427,14 @@ def _near(distance: Tensor) -> Tensor:
 
 
 def local_radius(
-    problem: LocalProblem, z: Tensor, g: Tensor, g_error: float, label: int, leads: Tensor, rates: Tensor
+    problem: LocalProblem,
+    z: Tensor,
+    g: Tensor,
+    g_error: float,
+    label: int,
+    leads: Tensor,
+    rates: Tensor,
+    enough: float = math.inf,
 ) -> float:
     """Return a proven radius for one sample, at least what the global constants give.
 
@@ -438,6 +451,8 @@ def local_radius(
         By how much it leads each other output, errors taken off.
     rates : Tensor of shape (d_L, 2)
         For each other output: the proven global constant of the difference, and what the errors of a later solve add to it.
+    enough : float, optional
+        Nothing is gained beyond this radius: a smaller one is sought to be raised to it, if possible, and no further.
 
     Returns
     -------
@@ -451,17 +466,18 @@ def local_radius(
     sample, (scales, constants) = problem.sample(z, g, g_error), problem.scales.of(label)
     nearest = math.inf
     for j in sorted(others, key=lambda j: known[j]):
-        if known[j] >= nearest:
+        if known[j] >= min(nearest, enough):
+            nearest = min(nearest, known[j])
             continue
         # what a later solve's errors add is no more than it is at the largest radius sought
-        most = min(REACH * known[j], nearest)
+        most = min(REACH * known[j], nearest, enough * (1 + 1e-6))
         row = problem.read_out[label] - problem.read_out[j]
         lead = float(leads[j] - rates[j, 1] * most) - float(row.norm()) * sample.drift
         radius = known[j]
         if lead > 0 and 0 < float(constants[j]) < math.inf:
             dual = Dual(problem, sample, problem.c[label] - problem.c[j], problem.d[label] - problem.d[j], lead)
             start, weight = dual.start(problem.lam * scales[j], float(constants[j]))
-            theta = dual.maximised(start, weight, most**2 * (1 + 1e-3))
+            theta = dual.maximised(start, weight, most**2 * (1 + ROOM), enough < math.inf)
             radius = max(radius, _proven(dual, start, theta, most))
         nearest = min(nearest, radius)
     return nearest

@@ -81,6 +81,7 @@ def certify(
     *,
     guarantee: str = "deployed",
     seconds: float | None = None,
+    enough: float = math.inf,
     solver: str = "auto",
     tol: float | None = None,
     max_sweeps: int = 1000,
@@ -102,6 +103,9 @@ def certify(
         Whether to allow for the error of the solve at the perturbed input too.
     seconds : float, optional
         Budget for the constants, as in :meth:`LRRN.lipschitz`; they are remembered as long as the parameters stay.
+    enough : float, optional
+        Where only one size of perturbation counts: "local" looks at the samples whose other radius is no larger than this, and
+        stops at it.
     solver, tol, max_sweeps
         As in :meth:`LRRN.infer`.
 
@@ -115,21 +119,29 @@ def certify(
     check_guarantee(guarantee)
     if net.sizes[-1] < 2:
         raise ValueError("a certificate compares outputs, and this network has one; see output_interval for regression")
+    if not enough > 0:
+        raise ValueError(f"enough must be a radius above 0; got {enough}")
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
     x = x.to(torch.float64)
-    return certify_solution(
-        net, x, net.infer(x, solver=solver, tol=tol, max_sweeps=max_sweeps), method, guarantee, seconds, tol
-    )
+    solution = net.infer(x, solver=solver, tol=tol, max_sweeps=max_sweeps)
+    return certify_solution(net, x, solution, method, guarantee, seconds, tol, enough)
 
 
 def certify_solution(
-    net: LRRN, x: Tensor, solution: Solution, method: str, guarantee: str, seconds: float | None, tol: float
+    net: LRRN,
+    x: Tensor,
+    solution: Solution,
+    method: str,
+    guarantee: str,
+    seconds: float | None,
+    tol: float,
+    enough: float = math.inf,
 ) -> Certificate:
     """Certify labels whose solve is at hand, so that several methods need not repeat it.
 
     Parameters
     ----------
-    net, x, method, guarantee, seconds, tol
+    net, x, method, guarantee, seconds, tol, enough
         As in :func:`certify`, but ``x`` in float64.
     solution : Solution
         Of :meth:`LRRN.infer` for this very ``x`` and ``tol``.
@@ -154,13 +166,13 @@ def certify_solution(
     radii = (leads / (rho + extra)).scatter(1, best[:, None], math.inf)
     radius = radii.amin(-1)
     if method == "local" and net.energy_snapshot(torch.float64).n_free > 0:
-        radius = _local_radii(net, x, solution, best, leads, torch.stack([rho, extra], -1))
+        radius = _local_radii(net, x, solution, best, leads, torch.stack([rho, extra], -1), enough)
     radius = radius.clamp(min=0.0) * (1 - 1e-12)
     radius = torch.where(solution.converged & radius.isfinite(), radius, 0.0)
     return Certificate(best, top.values[:, 0] - top.values[:, 1], radius, error, method, guarantee)
 
 
-def _local_radii(net: LRRN, x: Tensor, solution: Solution, best: Tensor, leads: Tensor, rates: Tensor) -> Tensor:
+def _local_radii(net: LRRN, x: Tensor, solution: Solution, best: Tensor, leads: Tensor, rates: Tensor, enough: float) -> Tensor:
     """Return radii seen from each sample, one after the other."""
     problem, energy = local_problem(net), net.energy_snapshot(torch.float64)
     qp = energy.free(x)
@@ -170,7 +182,7 @@ def _local_radii(net: LRRN, x: Tensor, solution: Solution, best: Tensor, leads: 
     leads, rates = leads.cpu(), rates.cpu()
     with problem.threads():
         radii = [
-            local_radius(problem, z[k], g[k], float(g_error[k]), int(best[k]), leads[k], rates[k])
+            local_radius(problem, z[k], g[k], float(g_error[k]), int(best[k]), leads[k], rates[k], enough)
             if bool(solution.converged[k])
             else 0.0
             for k in range(len(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any, final
 
@@ -425,7 +426,9 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
 
     # --- certifying ---------------------------------------------------------------------------------------------------
 
-    def certified_radius(self, X: ArrayLike, method: str = "auto", seconds: float | None = None) -> Array:
+    def certified_radius(
+        self, X: ArrayLike, method: str = "auto", seconds: float | None = None, enough: float = math.inf
+    ) -> Array:
         """Return the radius, in the units of X, within which the predicted label of each sample is proven not to change.
 
         It holds for the labels :meth:`predict` computes, solver error and rounding included.
@@ -437,12 +440,16 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
             As in :func:`lrrn.certify`; labels predicted by class energies are certified by those.
         seconds : float, optional
             Budget for the constants that all samples share, as in :func:`lrrn.certify`.
+        enough : float, optional
+            As in :func:`lrrn.certify`, in the units of X: "local" saves most of its time where larger radii are of no use.
 
         Returns
         -------
         array of shape (n_samples,)
         """
         check_is_fitted(self, "network_")
+        if not enough > 0:
+            raise ValueError(f"enough must be a radius above 0; got {enough}")
         sweeps = max(self.max_sweeps, 1000)
         if self.objective == "class_energy":
             if method not in ("auto", "energy"):
@@ -452,7 +459,9 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
             )
 
         def radius(x: Tensor) -> Tensor:
-            return self._radius_in(certify(self.network_, x, method, seconds=seconds, max_sweeps=sweeps).radius, x)
+            reach = self._reach(enough, x) if enough < math.inf else enough
+            certificate = certify(self.network_, x, method, seconds=seconds, enough=reach, max_sweeps=sweeps)
+            return self._radius_in(certificate.radius, x)
 
         return self._over_chunks(X, radius)
 
@@ -473,4 +482,5 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         float
         """
         right = torch.as_tensor(np.asarray(self.predict(X) == np.asarray(y)))
-        return certified_share(right, torch.as_tensor(self.certified_radius(X, method)), eps)
+        enough = eps if eps > 0 else math.inf
+        return certified_share(right, torch.as_tensor(self.certified_radius(X, method, enough=enough)), eps)
