@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from lrrn.qp import Status
+from lrrn.qp import BoxQP, Status
 from lrrn.solvers import SOLVERS, loop, solve
 from oracles import random_input, random_network
 
@@ -121,6 +121,22 @@ def test_momentum_makes_the_iterations_grow_with_the_root_of_the_condition_numbe
     assert kappa > 300
     solution = solve(qp, solver="accelerated", tol=1e-9, max_sweeps=int(2 * kappa**0.5 * math.log(1e9)))
     assert solution.converged.all()
+
+
+@pytest.mark.parametrize("solver", [*SOLVERS, "auto"])
+@pytest.mark.parametrize("shared", ["lo", "hi"])
+def test_one_bound_may_be_shared_and_the_other_not(solver, shared):
+    net = random_network((8, 6, 5, 3), output_constraint="box")
+    qp = net.energy_snapshot(torch.float64).free(random_input(7, 8))
+    own = {"lo": qp.lo.expand(7, -1) - random_input(7, qp.dim).abs(), "hi": qp.hi.expand(7, -1) - random_input(7, qp.dim).abs()}
+    own["hi"] = torch.maximum(own["hi"].clamp(max=0.4), qp.lo)
+    other = "hi" if shared == "lo" else "lo"
+    bounds = {shared: getattr(qp, shared), other: own[other]}
+    found = solve(BoxQP(qp.hessian, qp.q, **bounds), solver=solver, tol=1e-9)
+    assert found.converged.all()
+    for i in range(7):
+        alone = BoxQP(qp.hessian, qp.q[i : i + 1], *(bounds[name].expand(7, -1)[i : i + 1] for name in ("lo", "hi")))
+        torch.testing.assert_close(found.z[i : i + 1], solve(alone, solver="newton", tol=1e-12).z, rtol=0, atol=1e-7)
 
 
 def test_newton_needs_one_iteration_on_the_right_face():

@@ -96,6 +96,12 @@ class BoxQP:
     hi: Tensor
     linear: bool = False
 
+    def __post_init__(self) -> None:
+        # kernels take both bounds to be shared, or both to be the samples' own
+        if self.lo.shape[0] != self.hi.shape[0]:
+            for name in ("lo", "hi"):
+                object.__setattr__(self, name, getattr(self, name).expand(self.n_samples, -1).contiguous())
+
     @property
     def n_samples(self) -> int:
         """Number of problems in the batch."""
