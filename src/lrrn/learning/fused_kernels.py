@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from lrrn.compact import structure_of
 from lrrn.learning.captured import SAFETY, DeviceCounts
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
@@ -51,13 +52,7 @@ class FusedKernels:
         self._width, self._first, self._last = (padded(size) for size in (self._dim, hidden[0], energy.sizes[-1]))
         self._block = padded(max(energy.sizes[1:]))
         self._lo, self._hi = (bound[0, : self._dim].contiguous() for bound in energy.box)
-        at, self._places = 0, list[list[int]]()
-        for group in (net.W, net.b, net.c):
-            self._places.append([-1] * self._n_layers)
-            for k, p in enumerate(group):
-                if p is not None:
-                    self._places[-1][k] = at
-                    at += p.numel()
+        self._places = [places.tolist() for places in structure_of(energy).layers[:3]]
         self._own = list(energy.discounts)
         self._reach = [a * beta for a, beta in zip(energy.discounts, energy.beta, strict=True)]
         self._tables()

@@ -224,7 +224,7 @@ def _methods(groups: Mapping[str, list[Row]], results: Results) -> Section:
     section = Section("By certificate, in per cent")
     section.text = [
         'Local radii take long for each image and are proven for the first ones only; "near" has them, as far as the next of '
-        "the sizes, for all images whose radius by the certificate before is less than a quarter below it."
+        "the sizes, for all images whose radius by the certificate before is about a quarter below it or less."
     ]
     lines = []
     for group in groups.values():

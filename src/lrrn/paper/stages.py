@@ -38,7 +38,7 @@ SAVE_SECONDS = 20.0
 CHUNKS = {"certify": 2000, LOCAL: 4, NEAR: 50, "attack": 100, "autoattack": 50}
 """Images at a time."""
 REACHABLE = 0.74
-"""Share of a size that a radius must have for a closer look: local radii are seldom larger by more than a third."""
+"""Share of a size that a radius must have for a closer look."""
 ATTACK, AUTOATTACK, RIGHT = "attack", "autoattack", "right"
 """Files, besides one a method of radii: distances that attacks found, and whether the label is right."""
 
