@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +32,7 @@ def dual_of(net, x, j):
     y = net.infer(x, tol=1e-10).output[0]
     label = int(y.argmax())
     c, d = problem.c[label] - problem.c[j], problem.d[label] - problem.d[j]
-    return Dual(problem, problem.sample(z[0], g[0], 1e-12), c, d, float(y[label] - y[j])), label
+    return Dual(problem, problem.sample(z[0], g[0], torch.tensor(1e-12, dtype=torch.float64)), c, d, float(y[label] - y[j])), label
 
 
 def begun(dual, label, j):
@@ -90,7 +91,7 @@ def test_derivatives_of_dual_and_barrier_by_finite_differences(constraint):
     rival = 1 if label != 1 else 0
     theta, _ = begun(dual, label, rival)
     n = dual.n_products
-    gradient, matrix, pull, stiffness = dual.derivatives(dual.at(theta), dual._parts(theta)[1])
+    gradient, matrix, pull, stiffness = dual.derivatives(dual.at(theta), dual.terms(theta).lam)
     step, scale = 1e-5, theta.clamp(min=1e-3)
     for i in range(len(theta)):
         up, down = theta.clone(), theta.clone()
@@ -99,7 +100,7 @@ def test_derivatives_of_dual_and_barrier_by_finite_differences(constraint):
         points = dual.at(up), dual.at(down)
         by_value = (points[0].value - points[1].value) / (2 * step * scale[i])
         assert float(by_value) == pytest.approx(float(gradient[i]), rel=1e-4, abs=1e-6)
-        slopes = [dual.derivatives(point, dual._parts(at)[1]) for point, at in zip(points, (up, down), strict=True)]
+        slopes = [dual.derivatives(point, dual.terms(at).lam) for point, at in zip(points, (up, down), strict=True)]
         torch.testing.assert_close((slopes[1][0] - slopes[0][0]) / (2 * step * scale[i]), matrix[i], rtol=1e-3, atol=1e-4)
         by_barrier = (points[0].barrier - points[1].barrier) / (2 * step * scale[i])
         if 1 <= i <= n:
@@ -116,7 +117,7 @@ def one_unit(low, slack, c, high=math.inf, error=0.0):
     t = lambda value: torch.tensor([value], dtype=torch.float64)  # noqa: E731
     two_sided = torch.tensor([high < math.inf])
     problem = SimpleNamespace(h=2 * t([1.0]), root=t([1.0]), gram=t([1.0]), errors=(error, 0.0, 0.0, 0.0), two_sided=two_sided)
-    return Dual(problem, Sample(t(low), t(high), t(slack), 0.0, 0.0, 0.0), t(c), t(0.0), 1.0)
+    return Dual(problem, Sample(t(low), t(high), t(slack), *(torch.zeros(3, dtype=torch.float64))), t(c), t(0.0), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_errors_of_the_data_are_inside_a_proof():
     exact = dual.sample
     for name in ("low_error", "slack_error"):
         for error, proven in ((1e-6, True), (3.0, False)):
-            dual.sample = Sample(**{**vars(exact), name: error})
+            dual.sample = replace(exact, **{name: torch.tensor(error, dtype=torch.float64)})
             assert dual.is_proven(theta, square) is proven, (name, error)
 
 

@@ -14,7 +14,8 @@ proven it. docs/theory/local-radii.md has the argument.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
 from typing import final
 from weakref import WeakKeyDictionary
 
@@ -26,6 +27,7 @@ from lrrn.blocks import BlockTridiagonal
 from lrrn.energy import LiftedEnergy
 from lrrn.multiplier import MultiplierProblem
 from lrrn.network import LRRN
+from lrrn.qp import row_norms
 
 BARRIER = 10.0
 """Weight the barrier begins with, all terms together, in units of the squared global radius."""
@@ -48,26 +50,92 @@ REACH = 8.0
 @final
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A sample as the local problem sees it; units that cannot move are gone, and lower bounds are finite.
+    """A sample as the local problem sees it, or several; units that cannot move are gone, and lower bounds are finite.
 
     Attributes
     ----------
-    low, high : Tensor of shape (m,)
+    low, high : Tensor of shape (..., m)
         Distances of the computed activations from their bounds; the upper ones may be infinite.
-    slack : Tensor of shape (m,)
+    slack : Tensor of shape (..., m)
         H z - q as computed.
-    low_error, slack_error : float
+    low_error, slack_error : Tensor of shape (...)
         Bounds on the norms of the errors of the first two and of the third.
-    drift : float
+    drift : Tensor of shape (...)
         Bound on how far the eliminated units are from their equations.
     """
 
     low: Tensor
     high: Tensor
     slack: Tensor
-    low_error: float
-    slack_error: float
-    drift: float
+    low_error: Tensor
+    slack_error: Tensor
+    drift: Tensor
+
+    @cached_property
+    def room(self) -> Tensor:
+        """Distances from the upper bounds, 0 where there are none."""
+        return self.high.masked_fill(self.high.isinf(), 0.0)
+
+    def take(self, rows: Tensor) -> Sample:
+        """Return some of several samples."""
+        return Sample(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Multipliers of the conditions of a sample, or of several, all at least zero; zero where a unit has no such condition.
+
+    Attributes
+    ----------
+    sigma : Tensor of shape (...)
+        Of the lead that is left.
+    low, high : Tensor of shape (..., m)
+        Of the products (v + low) (w + slack) and (v - high) (w + slack).
+    floor, ceiling, sign : Tensor of shape (..., m)
+        Of v + low, of high - v and of w + slack, which are at least zero.
+    """
+
+    sigma: Tensor
+    low: Tensor
+    high: Tensor
+    floor: Tensor
+    ceiling: Tensor
+    sign: Tensor
+
+    @cached_property
+    def lam(self) -> Tensor:
+        """Multipliers of v w."""
+        return self.low + self.high
+
+    def slopes(self, sample: Sample) -> tuple[Tensor, Tensor]:
+        """Return the coefficients of v and of w in the Lagrangian."""
+        of_v = self.lam * sample.slack - self.floor + self.ceiling
+        return of_v, self.low * sample.low - self.high * sample.room - self.sign
+
+    def constant(self, sample: Sample, lead: Tensor) -> Tensor:
+        """Return what is left of the Lagrangian at v = 0 and u = 0."""
+        ends = self.floor * sample.low + self.ceiling * sample.room
+        return self.sigma * lead - ends.sum(-1) + (self.slopes(sample)[1] * sample.slack).sum(-1)
+
+    def error(self, problem: LocalProblem, sample: Sample, c: Tensor, d: Tensor, lead: Tensor) -> Tensor:
+        """Bound, in norm, what errors of the data and rounding change in the Lagrangian as a quadratic form of (v, u, 1)."""
+        eh, er, ec, ed = problem.errors
+        norm = partial(torch.linalg.vector_norm, dim=-1)
+        largest = self.lam.amax(-1) if self.lam.shape[-1] else torch.zeros_like(self.sigma)
+        # norms of the coefficients of w and of v, without what cancels in them, and of the changes that errors of a and g make
+        pull = norm(self.low * sample.low.abs() + self.high * sample.room.abs() + self.sign)
+        push = norm(self.lam * sample.slack.abs() + self.floor + self.ceiling)
+        linear = norm(self.floor) + norm(self.ceiling)
+        nh, nr, tension = problem.h.norm(), problem.root.norm(), norm(sample.slack)
+        shifted = largest * sample.low_error
+        error = largest * (eh + er)  # v w and v u
+        error = error + self.sigma * (ec + ed) + (eh + er) * pull + (nh + nr) * shifted + largest * sample.slack_error  # v 1 and u 1
+        error = error + pull * sample.slack_error + linear * sample.low_error + shifted * (tension + sample.slack_error)  # 1 1
+        extent = norm(sample.low) + norm(sample.room)
+        size = largest * (nh + nr) + self.sigma * (norm(c) + norm(d)) + push + (nh + nr) * pull
+        size = size + self.sigma * lead.abs() + linear * extent + pull * tension
+        return error + 8 * (len(problem.h) + 8) * verified.EPS * size
 
 
 @final
@@ -143,16 +211,16 @@ class LocalProblem:
             2 * length * (error + eps * by_root),
         )
 
-    def sample(self, z: Tensor, g: Tensor, g_error: float) -> Sample:
-        """Look at computed activations and H z - q, the latter known up to an error in norm."""
+    def sample(self, z: Tensor, g: Tensor, g_error: Tensor) -> Sample:
+        """Look at computed activations and H z - q, of one sample or of several, the latter known up to an error in norm."""
         z, g = z.to(self.device) * self.sign, g.to(self.device) * self.sign
         u = self.open
-        low, high = z[u] - self.lo[u], self.hi[u] - z[u]
+        low, high = z[..., u] - self.lo[u], self.hi[u] - z[..., u]
         # free units should have no slack: what they have moves them, and the others' slack with them
-        drift = (float(g[self.free].norm()) + g_error) / self.mu * (1 + 1e-9) if len(self.free) else 0.0
-        finite = high[high.isfinite()]
-        low_error = verified.EPS * (float(low.norm()) + float(finite.norm())) * 2
-        return Sample(low, high, g[u], low_error, g_error + self.h_norm * drift, drift)
+        g_error = g_error.to(self.device)
+        drift = (row_norms(g[..., self.free]) + g_error) / self.mu * (1 + 1e-9) if len(self.free) else torch.zeros_like(g_error)
+        low_error = verified.EPS * (row_norms(low) + row_norms(high.masked_fill(high.isinf(), 0.0))) * 2
+        return Sample(low, high, g[..., u], low_error, g_error + self.h_norm * drift, drift)
 
 
 @final
@@ -222,6 +290,7 @@ class Dual:
 
     def __init__(self, problem: LocalProblem, sample: Sample, c: Tensor, d: Tensor, lead: float) -> None:
         self.problem, self.sample, self.c, self.d, self.lead = problem, sample, c, d, lead
+        self._lead = c.new_tensor(lead)
         everywhere = torch.ones_like(problem.two_sided)
         slack = torch.where(sample.low > 0, 0.0, sample.slack)
         wanted = (
@@ -238,28 +307,23 @@ class Dual:
         self.n_products = len(self.all) + len(self.two)
         self.shift = torch.cat([sample.low, -sample.high[self.two]])
 
-    def _parts(self, theta: Tensor) -> tuple[float, Tensor, Tensor, Tensor]:
-        """Return the first multiplier, those of v w, and the coefficients of v and of w in the Lagrangian."""
-        two = self.two
+    def terms(self, theta: Tensor) -> Terms:
+        """Return the multipliers unit by unit."""
         sigma, low, high, floor, sign, ceiling = theta.split(self.sizes)
-        lam = low.index_add(0, two, high)
-        of_v = (lam * self.sample.slack).index_add_(0, self.floor, floor, alpha=-1).index_add_(0, self.ceiling, ceiling)
-        of_w = (
-            (low * self.sample.low)
-            .index_add_(0, two, high * self.sample.high[two], alpha=-1)
-            .index_add_(0, self.sign, sign, alpha=-1)
+        none = torch.zeros_like(low)
+        return Terms(
+            sigma[0],
+            low,
+            none.index_add(0, self.two, high),
+            none.index_add(0, self.floor, floor),
+            none.index_add(0, self.ceiling, ceiling),
+            none.index_add(0, self.sign, sign),
         )
-        return float(sigma), lam, of_v, of_w
-
-    def _constant(self, theta: Tensor, sigma: float, of_w: Tensor) -> float:
-        _, _, _, floor, _, ceiling = theta.split(self.sizes)
-        constant = sigma * self.lead - floor @ self.sample.low[self.floor] - ceiling @ self.sample.high[self.ceiling]
-        return float(constant + of_w @ self.sample.slack)
 
     def at(self, theta: Tensor) -> Point | None:
         """Evaluate; None where the Lagrangian has no minimum."""
-        problem = self.problem
-        sigma, lam, of_v, of_w = self._parts(theta)
+        problem, terms = self.problem, self.terms(theta)
+        sigma, lam, (of_v, of_w) = terms.sigma, terms.lam, terms.slopes(self.sample)
         scaled = lam[:, None] * problem.h
         s = (scaled + scaled.mT) / 2 - lam[:, None] * problem.gram * (lam / 4)
         factor, info = torch.linalg.cholesky_ex(s)
@@ -270,7 +334,7 @@ class Dual:
         by_u = sigma * self.d - problem.root.mT @ of_w
         v = torch.cholesky_solve((by_v + half @ by_u)[:, None], factor)[:, 0] / -2
         u = half.mT @ v - by_u / 2
-        value = self._constant(theta, sigma, of_w) + float(by_v @ v + by_u @ u) / 2
+        value = float(terms.constant(self.sample, self._lead) + (by_v @ v + by_u @ u) / 2)
         return Point(value, 2 * float(factor.diagonal().log().sum()), factor, half, v, u)
 
     def derivatives(self, point: Point, lam: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -339,7 +403,7 @@ class Dual:
         best, found = point.value, theta
         n, terms = self.n_products, len(theta) + len(self.all)
         for _ in range(ITERATIONS):
-            gradient, matrix, pull, stiffness = self.derivatives(point, self._parts(theta)[1])
+            gradient, matrix, pull, stiffness = self.derivatives(point, self.terms(theta).lam)
             gradient += weight / theta
             gradient[1 : n + 1] += weight * pull
             matrix.diagonal().add_(weight / theta.square())
@@ -383,8 +447,8 @@ class Dual:
         """
         if not bool((theta >= 0).all()):
             return False
-        problem = self.problem
-        sigma, lam, of_v, of_w = self._parts(theta)
+        problem, terms = self.problem, self.terms(theta)
+        sigma, lam, (of_v, of_w) = terms.sigma, terms.lam, terms.slopes(self.sample)
         m, r = problem.root.shape
         scaled = lam[:, None] * problem.h
         matrix = problem.h.new_zeros((m + r + 1, m + r + 1))
@@ -393,31 +457,11 @@ class Dual:
         matrix[m : m + r, m : m + r].fill_diagonal_(1.0)
         matrix[-1, :m] = (sigma * self.c + of_v + problem.h @ of_w) / 2
         matrix[-1, m:-1] = (sigma * self.d - problem.root.mT @ of_w) / 2
-        matrix[-1, -1] = self._constant(theta, sigma, of_w) - square
+        matrix[-1, -1] = terms.constant(self.sample, self._lead) - square
         matrix[:, -1] = matrix[-1]
         matrix[:m, m : m + r] = matrix[m : m + r, :m].mT
-        return verified.is_positive_definite(BlockTridiagonal((matrix,), ()), 0.0, self._error(theta, sigma, lam))
-
-    def _error(self, theta: Tensor, sigma: float, lam: Tensor) -> float:
-        """Bound what errors of the data and rounding change in the form, in norm."""
-        problem, sample = self.problem, self.sample
-        eh, er, ec, ed = problem.errors
-        two = self.two
-        _, low, high, floor, sign, ceiling = theta.split(self.sizes)
-        largest = float(lam.max()) if len(lam) else 0.0
-        # norms of the coefficients of w and of v, without what cancels in them, and of the changes that errors of a and g make
-        of_w = (low * sample.low.abs()).index_add_(0, two, high * sample.high[two].abs()).index_add_(0, self.sign, sign)
-        of_v = (lam * sample.slack.abs()).index_add_(0, self.floor, floor).index_add_(0, self.ceiling, ceiling)
-        pull, push, linear = float(of_w.norm()), float(of_v.norm()), float(floor.norm() + ceiling.norm())
-        nh, nr, tension = float(problem.h.norm()), float(problem.root.norm()), float(sample.slack.norm())
-        shifted = largest * sample.low_error
-        error = largest * (eh + er)  # v w and v u
-        error += sigma * (ec + ed) + (eh + er) * pull + (nh + nr) * shifted + largest * sample.slack_error  # v 1 and u 1
-        error += pull * sample.slack_error + linear * sample.low_error + shifted * (tension + sample.slack_error)  # 1 1
-        extent = float(sample.low.norm()) + float(sample.high[two].norm())
-        size = largest * (nh + nr) + sigma * (float(self.c.norm()) + float(self.d.norm())) + push + (nh + nr) * pull
-        size += sigma * abs(self.lead) + linear * extent + pull * tension
-        return error + 8 * (len(problem.h) + 8) * verified.EPS * size
+        error = float(terms.error(problem, self.sample, self.c, self.d, self._lead))
+        return verified.is_positive_definite(BlockTridiagonal((matrix,), ()), 0.0, error)
 
 
 def _near(distance: Tensor) -> Tensor:
@@ -430,7 +474,7 @@ def local_radius(
     problem: LocalProblem,
     z: Tensor,
     g: Tensor,
-    g_error: float,
+    g_error: Tensor,
     label: int,
     leads: Tensor,
     rates: Tensor,
@@ -443,7 +487,7 @@ def local_radius(
     problem : LocalProblem
     z, g : Tensor of shape (dim,)
         Activations and slack as computed.
-    g_error : float
+    g_error : Tensor of shape ()
         Bound on the norm of the rounding made in computing ``g``.
     label : int
         The predicted output.
@@ -472,7 +516,7 @@ def local_radius(
         # what a later solve's errors add is no more than it is at the largest radius sought
         most = min(REACH * known[j], nearest, enough * (1 + 1e-6))
         row = problem.read_out[label] - problem.read_out[j]
-        lead = float(leads[j] - rates[j, 1] * most) - float(row.norm()) * sample.drift
+        lead = float(leads[j] - rates[j, 1] * most) - float(row.norm() * sample.drift)
         radius = known[j]
         if lead > 0 and 0 < float(constants[j]) < math.inf:
             dual = Dual(problem, sample, problem.c[label] - problem.c[j], problem.d[label] - problem.d[j], lead)

@@ -17,11 +17,14 @@ from torch import Tensor
 from lrrn.certify.errors import SolveErrors, check_guarantee
 from lrrn.certify.local import local_problem, local_radius
 from lrrn.certify.outputs import pair_constants
+from lrrn.certify.shared import shared_form, shared_radii
 from lrrn.network import LRRN
 from lrrn.qp import DEFAULT_TOL, row_norms
 from lrrn.solution import Solution
 
-METHODS = ("auto", "paper", "pairwise", "spectral", "multiplier", "local")
+METHODS = ("auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local")
+BY_SAMPLE = ("shared", "local")
+"""Methods that start from the multiplier bound and look at the samples."""
 
 
 @final
@@ -150,7 +153,7 @@ def certify_solution(
     -------
     Certificate
     """
-    constants = pair_constants(net, "multiplier" if method == "local" else method, seconds)
+    constants = pair_constants(net, "multiplier" if method in BY_SAMPLE else method, seconds)
     errors = SolveErrors.of(net, x, solution, tol)
     y = solution.output
     top = y.topk(2, dim=-1)
@@ -165,24 +168,29 @@ def certify_solution(
     leads = top.values[:, :1] - y - doubt
     radii = (leads / (rho + extra)).scatter(1, best[:, None], math.inf)
     radius = radii.amin(-1)
-    if method == "local" and net.energy_snapshot(torch.float64).n_free > 0:
-        radius = _local_radii(net, x, solution, best, leads, torch.stack([rho, extra], -1), enough)
+    if method in BY_SAMPLE and net.energy_snapshot(torch.float64).n_free > 0:
+        radius = _radii_by_sample(net, x, solution, method, best, leads, torch.stack([rho, extra], -1), enough)
     radius = radius.clamp(min=0.0) * (1 - 1e-12)
     radius = torch.where(solution.converged & radius.isfinite(), radius, 0.0)
     return Certificate(best, top.values[:, 0] - top.values[:, 1], radius, error, method, guarantee)
 
 
-def _local_radii(net: LRRN, x: Tensor, solution: Solution, best: Tensor, leads: Tensor, rates: Tensor, enough: float) -> Tensor:
-    """Return radii seen from each sample, one after the other."""
+def _radii_by_sample(
+    net: LRRN, x: Tensor, solution: Solution, method: str, best: Tensor, leads: Tensor, rates: Tensor, enough: float
+) -> Tensor:
+    """Return radii seen from each sample: all at once, or one after the other."""
     problem, energy = local_problem(net), net.energy_snapshot(torch.float64)
     qp = energy.free(x)
     z = torch.cat(solution.activations[: energy.n_free], dim=-1)
     g = qp.gradient(z)
     g_error = energy.free_rounding.total(row_norms(z), row_norms(qp.q), row_norms(x))
-    leads, rates = leads.cpu(), rates.cpu()
+    leads = torch.where(solution.converged[:, None], leads, 0.0)
     with problem.threads():
+        if method == "shared":
+            return shared_radii(shared_form(net), z, g, g_error, best, leads, rates, enough)
+        leads, rates = leads.cpu(), rates.cpu()
         radii = [
-            local_radius(problem, z[k], g[k], float(g_error[k]), int(best[k]), leads[k], rates[k], enough)
+            local_radius(problem, z[k], g[k], g_error[k], int(best[k]), leads[k], rates[k], enough)
             if bool(solution.converged[k])
             else 0.0
             for k in range(len(x))
