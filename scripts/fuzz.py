@@ -1,9 +1,10 @@
 """Fuzz everything that reads what others wrote: nothing but documented errors, no code executed, memory and time bounded.
 
-Targets are ``lrrn.load``, checkpoints, the idx, .npy, .npz, .parquet and .csv readers, and the arguments of the command line.
-Hypothesis draws the inputs, valid files with something wrong, in blocks that the seed, the target and a number determine; what
-fails is made smaller and printed with the command that repeats it. Each target runs in a process of its own, under a limit on
-memory and a watch over what the interpreter does: unpickling, starting programs, opening sockets or writing files is a failure.
+Targets are ``lrrn.load``, checkpoints, the idx, .npy, .npz, .parquet and .csv readers, the results of a record, and the
+arguments of the command line. Hypothesis draws the inputs, valid files with something wrong, in blocks that the seed, the
+target and a number determine; what fails is made smaller and printed with the command that repeats it. Each target runs in a
+process of its own, under a limit on memory and a watch over what the interpreter does: unpickling, starting programs, opening
+sockets or writing files is a failure.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fuzz_cli import Arguments
-from fuzz_targets import Checkpoint, Csv, Idx, Load, Npy, Npz, Parquet, Target, Undocumented
+from fuzz_targets import Checkpoint, Csv, Earlier, Idx, Load, Npy, Npz, Parquet, Target, Undocumented
 from lrrn import threads
 
 BLOCK = 250
@@ -40,7 +41,7 @@ SECONDS = 20
 
 def targets() -> list[type[Target]]:
     """Return the targets that can be tried here: Parquet needs pyarrow."""
-    known: list[type[Target]] = [Idx, Npy, Npz, Parquet, Csv, Load, Checkpoint, Arguments]
+    known: list[type[Target]] = [Idx, Npy, Npz, Parquet, Csv, Load, Checkpoint, Earlier, Arguments]
     return [kind for kind in known if kind is not Parquet or importlib.util.find_spec("pyarrow")]
 
 

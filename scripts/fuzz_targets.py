@@ -20,6 +20,9 @@ import fuzz_inputs as inputs
 import lrrn
 from lrrn import datasets, serialization, storage
 from lrrn.learning import Contrastive, Data, Settings, Trainer, checkpoint
+from lrrn.paper.earlier import FILE, earlier
+from lrrn.paper.record_report import brief, sections
+from lrrn.paper.rows import Extent, Row
 
 Chance = random.Random
 FORBIDDEN = {"pickle.find_class", "os.system", "subprocess.Popen", "os.posix_spawn", "os.exec", "os.fork", "socket.connect"}
@@ -120,7 +123,7 @@ def npy_of(array: np.ndarray) -> bytes:
 class Idx(Target):
     """``datasets.read_idx``."""
 
-    name, share = "idx", 15
+    name, share = "idx", 12
     valid = b"\0\0\x08\3" + np.array([3, 2, 2], ">u4").tobytes() + bytes(range(12))
 
     def __call__(self, chance: Chance) -> str:
@@ -270,6 +273,38 @@ class Checkpoint(Target):
         if str(path) not in str(error) or isinstance(error.__cause__, MemoryError):
             raise Undocumented(f"{type(error).__name__}: {error}") from error
         return "refused"
+
+
+@final
+class Earlier(Target):
+    """The ``results.json`` of an earlier record, and a report on what was accepted."""
+
+    name, share = "record", 3
+
+    def __init__(self, folder: Path, canary: Path) -> None:
+        super().__init__(folder, canary)
+        committed = Path(__file__).resolve().parents[1] / "docs" / "record" / "mnist" / FILE
+        content = json.loads(committed.read_text())
+        # as they would be named today
+        named = {Row(name.split("-")[1], "mnist").name: row for name, row in content["rows"].items() if name.endswith("-seed0")}
+        kept = list(named)[-6:-3]
+        self.valid = {**content, "rows": {name: {**named[name], "row": name} for name in kept}}
+
+    def __call__(self, chance: Chance) -> str:
+        content = self.valid
+        for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
+            content = inputs.tree(content, chance) if isinstance(content, dict) else content
+        text = json.dumps(content).encode()
+        path = self.write(FILE, text if chance.random() < 0.7 else inputs.damaged(text, chance, b'"rows": {"x": NaN}'))
+        found: list[Any] = []
+        outcome = self.attempt(storage.FileFormatError, path, lambda: found.append(earlier(self.folder, "mnist", Extent())))
+        if outcome == "accepted":
+            self.attempt(
+                storage.FileFormatError,
+                path,
+                lambda: (sections("mnist", list(found[0]), *found, {}), brief(list(found[0]), *found)),
+            )
+        return outcome
 
 
 def models(folder: Path) -> list[Path]:

@@ -469,6 +469,27 @@ MUTANTS = [
         "0",
         "test_record.py::test_a_contradiction_would_be_noticed",
     ),
+    Mutant(
+        "lose rows whose work folders are gone",
+        "paper/record.py",
+        "here[row] or before.get(row)",
+        "here[row]",
+        "test_record.py::test_a_report_keeps_rows_whose_work_folders_are_gone",
+    ),
+    Mutant(
+        "believe figures of an earlier report",
+        "paper/earlier.py",
+        "                _check(row, result)\n",
+        "",
+        "test_record.py::test_damaged_results_are_refused_before_any_work",
+    ),
+    Mutant(
+        "replace the report of another record",
+        "paper/earlier.py",
+        "if about[1].quick is True:",
+        "if True:",
+        "test_record.py::test_another_record_is_neither_mixed_in_nor_replaced_unless_it_is_a_smoke_run",
+    ),
     Mutant("call every row met", "paper/sections.py", "abs(difference) <= self.within + 1e-12", "True", "test_paper.py"),
     Mutant(
         "read Table 1 as printed",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,11 +25,13 @@ from lrrn.paper.baselines.learners import LEARNERS
 from lrrn.paper.baselines.sorting import proven_norm
 from lrrn.paper.baselines.training import Plan, shifted, train
 from lrrn.paper.contenders import EPS, NEAR, Plain
+from lrrn.paper.earlier import earlier
 from lrrn.paper.recipes import BASELINES, OURS, ROWS, recipe
 from lrrn.paper.record import record
 from lrrn.paper.rows import Extent, Row, images, plan
 from lrrn.paper.scores import BEST, disagreements, figures
 from lrrn.paper.stages import ATTACK, STAGES, Effort, execute, finished, kept
+from lrrn.storage import FileFormatError
 
 TINY = Extent(samples=60, tests=20, quick=True)
 LITTLE = Effort(images=4, autoattack=0, bound_seconds=0.2)
@@ -507,6 +511,169 @@ def test_the_command_reports_on_rows_from_anywhere(root, tmp_path, monkeypatch):
         execute(row, tmp_path / "work" / "record-quick" / row.name, root, "cpu", False, certified)
     again = CliRunner().invoke(app, [*command, "--report-only"])
     assert again.exit_code == 0 and len(json.loads((tmp_path / "r.json").read_text())["rows"]) == 3
+
+
+# --- rows of an earlier report ------------------------------------------------------------------------------------------
+
+COMMITTED = Path(__file__).parents[1] / "docs" / "record" / "mnist"
+
+
+@pytest.fixture(scope="module")
+def reported(root, tmp_path_factory):
+    """A report on two rows, whose work folder is gone."""
+    place = tmp_path_factory.mktemp("reported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_module, "QUICK", TINY)
+        again(root, place / "work", place / "out", ["logistic", "paper_b"])
+    return place / "out"
+
+
+@pytest.fixture
+def places(reported, tmp_path, monkeypatch):
+    """An empty work folder and a copy of that report."""
+    monkeypatch.setattr(record_module, "QUICK", TINY)
+    shutil.copytree(reported, tmp_path / "out")
+    return tmp_path / "work", tmp_path / "out"
+
+
+def again(root, work, output, rows, stages=("train", "certify", ATTACK), **options):
+    common = {"quick": True, "jobs": 1, "root": root, "download": False}
+    return record("mnist", work, output, rows=rows, stages=stages, n_images=3, **common, **options)
+
+
+def content_of(output):
+    return json.loads((output / "results.json").read_text())
+
+
+def names(*kinds):
+    return [Row(kind, "mnist", extent=TINY).name for kind in kinds]
+
+
+def lines(output, start):
+    return [line for line in (output / "report.md").read_text().splitlines() if line.startswith(start)]
+
+
+def test_a_report_keeps_rows_whose_work_folders_are_gone(root, places, reported):
+    work, output = places
+    done = again(root, work, output, ["logistic"], ["train", "certify"])
+    before, after = content_of(reported)["rows"], content_of(output)["rows"]
+    ours, logistic = names("paper_b", "logistic")
+    assert list(after) == [ours, logistic] and after[ours] == before[ours]
+    # the work folder has the last word, if it has less to say
+    assert "attacks" in before[logistic] and "attacks" not in after[logistic]
+    assert len(lines(output, "| lrrn paper_b")) > 5 and lines(output, "| lrrn paper_b") == lines(reported, "| lrrn paper_b")
+    for name in ("ours", "baselines"):
+        picture = f"figures/certified-{name}.svg"
+        assert (output / picture).read_bytes() == (reported / picture).read_bytes()
+    assert lines(output, "Taken over") == ["Taken over from an earlier report: lrrn paper_b (784-8-8-10), seed 0."]
+    assert (
+        not lines(reported, "Taken over")
+        and done.failed == {}
+        and [line[0] for line in done.table[1]][1:] == ["logistic regression"]
+    )
+
+
+def test_a_row_trained_anew_keeps_its_figures_until_it_is_certified(root, places, reported):
+    work, output = places
+    again(root, work, output, ["logistic"], ["train"])
+    (logistic,) = names("logistic")
+    assert stages.is_trained(work / "record-quick" / logistic)
+    assert content_of(output)["rows"] == content_of(reported)["rows"]
+    assert lines(output, "Taken over")[0].endswith("lrrn paper_b (784-8-8-10), seed 0; logistic regression, seed 0.")
+
+
+def test_other_images_are_not_mixed_in(root, places, monkeypatch):
+    work, output = places
+    monkeypatch.setattr(record_module, "QUICK", replace(TINY, tests=10))
+    again(root, work, output, ["logistic"], ["train", "certify"])
+    assert [row["images"] for row in content_of(output)["rows"].values()] == [10] and not lines(output, "Taken over")
+
+
+@pytest.mark.parametrize(
+    "change", [{"data": "kmnist"}, {"extent": {"validation": True, "samples": 60, "tests": 20, "quick": True}}]
+)
+def test_another_record_is_neither_mixed_in_nor_replaced_unless_it_is_a_smoke_run(change, root, places):
+    work, output = places
+    content = {**content_of(output), **change}
+    (output / "results.json").write_text(json.dumps({**content, "extent": {**content["extent"], "quick": False}}))
+    kept_as_it_is(
+        root, work, output, "is a record on k?mnist .* and not one on mnist .*; move it away or choose another --output"
+    )
+    (output / "results.json").write_text(json.dumps(content))
+    again(root, work, output, None, report_only=True)
+    assert content_of(output)["rows"] == {} and content_of(output)["data"] == "mnist"
+
+
+def kept_as_it_is(root, work, output, message):
+    """The report is refused before any work is done, and its results are what they were."""
+    before = (output / "results.json").read_bytes()
+    with pytest.raises(FileFormatError, match=message):
+        again(root, work, output, ["logistic"])
+    assert (output / "results.json").read_bytes() == before and not work.exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["rows"], []),
+        (["extent"], None),
+        (["rows", 0], "x"),
+        (["rows", 0, "row"], "mnist-logistic-00000000-seed0"),
+        (["rows", 0, "accuracy"], "high"),
+        (["rows", 0, "accuracy"], math.nan),
+        (["rows", 0, "radii", BEST, "certified"], {"1": 0.5}),
+        (["rows", 0, "radii"], {}),
+        (["rows", 0, "seconds of training"], -1.0),
+        (["rows", 0, "curve", "eps"], [0.0, 1.0]),
+        (["rows", 0, "curve", "certified", 0], math.inf),
+        (["rows", 0, "attacks", "attacks inside a radius"], {}),
+        (["rows", 0, "versions", "python"], "\ud800"),
+    ],
+)
+def test_damaged_results_are_refused_before_any_work(path, value, root, places):
+    work, output = places
+    content = place = content_of(output)
+    keys = [next(iter(content["rows"])) if (k, key) == (1, 0) else key for k, key in enumerate(path)]
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    (output / "results.json").write_text(json.dumps(content))
+    kept_as_it_is(root, work, output, r"results.json is damaged \(.*, and a new report would replace it; move it away")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"item": "record", "rows"', b"\xff\xfe", b"[" * 100_000, b'{"item": "all"}', b"[]"])
+def test_what_is_no_record_is_refused_before_any_work(content, root, places):
+    work, output = places
+    (output / "results.json").write_bytes(content)
+    kept_as_it_is(root, work, output, "(is damaged|was not written by lrrn reproduce record).*; move it away or choose another")
+
+
+def test_the_committed_record_is_taken_over_whole(tmp_path):
+    shutil.copytree(COMMITTED, tmp_path / "out")
+    before, known = content_of(COMMITTED)["rows"], {row.name for row in plan("mnist", None, 3, 0, Extent())}
+    # seeds that this call is not about stay
+    record("mnist", tmp_path / "work", tmp_path / "out", seeds=1, report_only=True)
+    assert content_of(tmp_path / "out")["rows"] == {name: row for name, row in before.items() if name in known} != {}
+    if known == set(before):
+        for start in ("| ", "Not ", "Attacked ", "Targets"):
+            assert lines(tmp_path / "out", start) == lines(COMMITTED, start)
+
+
+def test_figures_are_the_same_after_a_round_trip(root, tmp_path, places):
+    row = Row("nearest", "mnist", extent=TINY)
+    execute(row, tmp_path / "row", root, "cpu", False, LITTLE)
+    found = figures(tmp_path / "row")
+    assert json.loads(json.dumps(found)) == found
+    # infinite radii, and rows without a curve, which the picture then lacks
+    content = content_of(places[1])
+    for name in content["rows"]:
+        content["rows"][name]["radii"][BEST]["median"] = math.inf
+        del content["rows"][name]["curve"]
+    (places[1] / "results.json").write_text(json.dumps(content))
+    before = earlier(places[1], "mnist", TINY)
+    assert [row.name for row in before] == list(content["rows"])
+    main = record_report.sections("mnist", list(before), before, {})[0]
+    assert main.figures == [] and [cells[9] for cells in main.tables[0][2]] == ["inf"] * 2
 
 
 def test_bad_requests_are_refused_before_any_work(root, tmp_path):

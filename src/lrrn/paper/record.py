@@ -15,7 +15,9 @@ from typing import Any, final
 import torch
 
 from lrrn.paper import record_report, report
+from lrrn.paper.earlier import FILE, ITEM, earlier
 from lrrn.paper.pool import in_processes
+from lrrn.paper.recipes import ROWS
 from lrrn.paper.rows import Extent, Row, images, plan
 from lrrn.paper.runs import DATA
 from lrrn.paper.scores import disagreements, figures
@@ -80,6 +82,10 @@ def record(
     Rows that were finished before are not repeated, interrupted ones continue; a row belongs to its recipe, so another recipe
     begins anew. Rows and stages may be carried out on several machines if the folder ``work`` goes from one to the next.
 
+    Rows that are not certified in ``work`` keep the figures they have in the ``results.json`` that lies in ``output``, if that
+    is of the same data set and the same images: a row that is trained anew does so until it has certificates. Whatever is
+    certified in ``work`` takes the place of earlier figures.
+
     Parameters
     ----------
     data : {"mnist", "fashion_mnist", "kmnist", "kmnist_7011"}
@@ -89,7 +95,7 @@ def record(
         Folder for ``report.md``, ``report.html``, ``results.json`` and the figures.
     rows : sequence of str, optional
         Which rows of ``lrrn.paper.recipes.ROWS`` to carry out, or single seeds such as "wide:1"; all if not given. The report
-        has all rows whose results are there.
+        has all rows whose results are there, in ``work`` or in an earlier report.
     seeds : int, default=3
         For whatever is random.
     validation : bool, default=False
@@ -120,6 +126,11 @@ def record(
     Returns
     -------
     Record
+
+    Raises
+    ------
+    lrrn.storage.FileFormatError
+        The ``results.json`` that lies in ``output`` is damaged or not of this record. Nothing is begun then, nothing replaced.
     """
     start = time.perf_counter()
     if jobs is not None and jobs < 1:
@@ -130,7 +141,8 @@ def record(
     seeds = 1 if quick else seeds
     effort = _effort(stages, n_images, n_autoattack, budget, quick)
     chosen = plan(data, rows, seeds, seed, extent)
-    everything = plan(data, None, seeds, seed, extent)
+    planned = plan(data, None, seeds, seed, extent)
+    earlier(Path(output), data, extent)  # what cannot be read should be known before any work is done
     folder = Path(work) / ("record-quick" if quick else "record")
     for place in (folder, Path(output)):
         place.mkdir(parents=True, exist_ok=True)
@@ -144,10 +156,14 @@ def record(
         failed = in_processes(
             chosen, folder, jobs, execute, arguments, lambda row, place: finished(row, place, effort), one_thread=jobs > 1
         )
-    results = {row: found for row in everything if (found := figures(folder / row.name)) is not None}
+    before = earlier(Path(output), data, extent)  # again: another call may have written it meanwhile
+    everything = sorted({*planned, *before}, key=lambda row: (ROWS.index(row.kind), row.seed))
+    here = {row: figures(folder / row.name) for row in everything}
+    results = {row: found for row in everything if (found := here[row] or before.get(row)) is not None}
+    taken_over = [row for row in results if here[row] is None]
     reasons = {row: _reason(row, failed) for row in everything if row not in results}
     sections = record_report.sections(data, everything, results, reasons)
-    report.write(Path(output), sections, _preface(data, extent, results), _title(data, extent))
+    report.write(Path(output), sections, _preface(data, extent, results, taken_over), _title(data, extent))
     _write_json(Path(output), data, extent, sections, results, reasons)
     wrong = [f"{row.name}: {what}" for row, result in results.items() for what in disagreements(result)]
     brief = record_report.brief(everything, results)
@@ -172,7 +188,7 @@ def _title(data: str, extent: Extent) -> str:
     return f"Certified accuracy on {DATA[data]}" + (", validation images" if extent.validation else "")
 
 
-def _preface(data: str, extent: Extent, results: dict[Row, dict[str, Any]]) -> list[str]:
+def _preface(data: str, extent: Extent, results: dict[Row, dict[str, Any]], taken_over: Sequence[Row]) -> list[str]:
     options = f"{' --validation' if extent.validation else ''}{' --quick' if extent.quick else ''}"
     text = [
         f"Made by `lrrn reproduce record --dataset {data}{options}`: {len(results)} training runs.",
@@ -185,6 +201,12 @@ def _preface(data: str, extent: Extent, results: dict[Row, dict[str, Any]]) -> l
         )
     if extent.quick:
         text.append("This is a smoke run of small networks on a part of the data: its figures mean nothing.")
+    if taken_over:
+        seeds: dict[str, list[str]] = {}
+        for row in taken_over:
+            seeds.setdefault(row.title, []).append(str(row.seed))
+        told = "; ".join(f"{title}, seed{'s' * (len(some) > 1)} {', '.join(some)}" for title, some in seeds.items())
+        text.append(f"Taken over from an earlier report: {told}.")
     return text
 
 
@@ -197,7 +219,7 @@ def _write_json(
     reasons: dict[Row, str],
 ) -> None:
     content = {
-        "item": "record",
+        "item": ITEM,
         "data": data,
         "extent": asdict(extent),
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
@@ -208,4 +230,4 @@ def _write_json(
         "not run": {row.name: reason for row, reason in reasons.items()},
         "rows": {row.name: {"title": row.title, **result} for row, result in results.items()},
     }
-    write_bytes(output / "results.json", (json.dumps(content, indent=1) + "\n").encode())
+    write_bytes(output / FILE, (json.dumps(content, indent=1) + "\n").encode())

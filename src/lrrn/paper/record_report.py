@@ -120,7 +120,7 @@ def _curves(groups: Mapping[str, list[Row]], results: Results) -> list[Figure]:
     first = [next((row for row in group if row in results), None) for group in groups.values()]
     pictures = []
     for stem, ours in (("ours", True), ("baselines", False)):
-        some = [row for row in first if row is not None and row.is_ours == ours]
+        some = [row for row in first if row is not None and row.is_ours == ours and "curve" in results[row]]
         series = {row.title: (results[row]["curve"]["eps"], results[row]["curve"]["certified"]) for row in some}
         if series:
             caption = f"Certified accuracy against the size of the perturbation: {stem}, first seed"
