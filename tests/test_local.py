@@ -32,7 +32,9 @@ def dual_of(net, x, j):
     y = net.infer(x, tol=1e-10).output[0]
     label = int(y.argmax())
     c, d = problem.c[label] - problem.c[j], problem.d[label] - problem.d[j]
-    return Dual(problem, problem.sample(z[0], g[0], torch.tensor(1e-12, dtype=torch.float64)), c, d, float(y[label] - y[j])), label
+    return Dual(
+        problem, problem.sample(z[0], g[0], torch.tensor(1e-12, dtype=torch.float64)), c, d, float(y[label] - y[j])
+    ), label
 
 
 def begun(dual, label, j):

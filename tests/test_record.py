@@ -24,7 +24,7 @@ from lrrn.paper.baselines import NearestPrototypes, SortNetwork
 from lrrn.paper.baselines.learners import LEARNERS
 from lrrn.paper.baselines.sorting import proven_norm
 from lrrn.paper.baselines.training import Plan, shifted, train
-from lrrn.paper.contenders import EPS, NEAR, Plain
+from lrrn.paper.contenders import EPS, Plain
 from lrrn.paper.earlier import earlier
 from lrrn.paper.recipes import BASELINES, OURS, ROWS, recipe
 from lrrn.paper.record import record
@@ -341,15 +341,15 @@ def test_a_row_is_carried_out_once_and_its_figures_agree(kind, root, tmp_path):
     assert finished(row, tmp_path, LITTLE)
     result = figures(tmp_path)
     assert result["images"] == 20 and result["samples"] == 60 and result["parameters"] > 0
-    assert set(result["radii"]) == {*result["methods"], BEST, *(["local", "near"] if row.is_ours else [])}
+    assert set(result["radii"]) == {*result["methods"], BEST, *(["local", "shared"] if row.is_ours else [])}
     right = kept(tmp_path, stages.RIGHT)[0]
     assert result["accuracy"] == right.mean()
     tightest = np.max([kept(tmp_path, f"radii-{method}")[0] for method in result["methods"]], axis=0)
     if row.is_ours:
         tightest[:4] = np.maximum(tightest[:4], kept(tmp_path, "radii-local")[0])
-        near, before = (kept(tmp_path, f"radii-{method}")[0] for method in ("near", result["methods"][-1]))
-        assert len(near) == 20 and (near >= before).all()
-        tightest = np.maximum(tightest, near)
+        shared, before = (kept(tmp_path, f"radii-{method}")[0] for method in ("shared", result["methods"][-1]))
+        assert len(shared) == 20 and (shared >= before).all() and (shared > before).any()
+        tightest = np.maximum(tightest, shared)
     for eps in EPS:
         assert result["radii"][BEST]["certified"][f"{eps:g}"] == (right & (tightest > eps)).mean()
     attacks = result["attacks"]
@@ -362,29 +362,6 @@ def test_a_row_is_carried_out_once_and_its_figures_agree(kind, root, tmp_path):
     before = kept(tmp_path, ATTACK)[0]
     execute(row, tmp_path, root, "cpu", False, more)
     assert len(kept(tmp_path, ATTACK)[0]) == 6 and np.array_equal(kept(tmp_path, ATTACK)[0][:4], before)
-
-
-def test_images_a_little_below_a_size_are_looked_at_closely(root, tmp_path):
-    row, asked = Row("paper_a", "mnist", extent=TINY), []
-    execute(row, tmp_path, root, "cpu", False, replace(LITTLE, stages=("train", NEAR)))
-    assert len(kept(tmp_path, "radii-near")[0]) == 0  # there are no radii to go by
-    execute(row, tmp_path, root, "cpu", False, replace(LITTLE, stages=("certify",)))
-    radii, right = np.zeros(20), np.ones(20, bool)
-    radii[:6] = 0.499, 0.38, 0.36, 0.51, 0.999, 0.499
-    right[5] = False
-    for name, values in (("radii-multiplier", radii), (stages.RIGHT, right)):
-        stages._keep(tmp_path, name, values, {"seconds": 0.0, "device": "cpu"})
-
-    class Watched:
-        methods, has_local = ("multiplier",), True
-
-        def radii(self, X, method, enough):
-            asked.append((len(X), method, enough))
-            return np.full(len(X), enough * 1.000001)
-
-    found = stages._near_radii(tmp_path, Watched(), np.zeros((20, 784)), slice(0, 20))
-    assert asked == [(2, "local", 0.5), (1, "local", 1.0)]
-    assert (found[[0, 1]] > 0.5).all() and found[4] > 1 and np.array_equal(found[[2, 3, 5]], radii[[2, 3, 5]])
 
 
 def test_an_interrupted_stage_continues_where_it_was(root, tmp_path, monkeypatch):

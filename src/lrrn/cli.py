@@ -294,7 +294,7 @@ def reproduce(
     dataset: Annotated[str | None, typer.Option(help="Record: mnist, fashion_mnist, kmnist or kmnist_7011.")] = None,
     rows: Annotated[str | None, typer.Option(help="Record: which to carry out, such as wide,logistic or wide:1.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Record: seeds of whatever is random; 3 if not given.", min=1)] = None,
-    stages: Annotated[str | None, typer.Option(help="Record: some of train,certify,local,near,attack,autoattack.")] = None,
+    stages: Annotated[str | None, typer.Option(help="Record: some of train,certify,shared,local,attack,autoattack.")] = None,
     images: Annotated[int | None, typer.Option(help="Record: images for local radii and attacks; 1000.", min=0)] = None,
     autoattack: Annotated[int | None, typer.Option(help="Record: images for AutoAttack; 100.", min=0)] = None,
     budget: Annotated[float | None, typer.Option(help="Record: seconds after which no more images are begun.")] = None,

@@ -130,7 +130,9 @@ class Terms:
         nh, nr, tension = problem.h.norm(), problem.root.norm(), norm(sample.slack)
         shifted = largest * sample.low_error
         error = largest * (eh + er)  # v w and v u
-        error = error + self.sigma * (ec + ed) + (eh + er) * pull + (nh + nr) * shifted + largest * sample.slack_error  # v 1 and u 1
+        error = (
+            error + self.sigma * (ec + ed) + (eh + er) * pull + (nh + nr) * shifted + largest * sample.slack_error
+        )  # v 1 and u 1
         error = error + pull * sample.slack_error + linear * sample.low_error + shifted * (tension + sample.slack_error)  # 1 1
         extent = norm(sample.low) + norm(sample.room)
         size = largest * (nh + nr) + self.sigma * (norm(c) + norm(d)) + push + (nh + nr) * pull

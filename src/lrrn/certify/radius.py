@@ -186,13 +186,10 @@ def _radii_by_sample(
     g_error = energy.free_rounding.total(row_norms(z), row_norms(qp.q), row_norms(x))
     leads = torch.where(solution.converged[:, None], leads, 0.0)
     with problem.threads():
-        if method == "shared":
-            return shared_radii(shared_form(net), z, g, g_error, best, leads, rates, enough)
-        leads, rates = leads.cpu(), rates.cpu()
-        radii = [
-            local_radius(problem, z[k], g[k], g_error[k], int(best[k]), leads[k], rates[k], enough)
-            if bool(solution.converged[k])
-            else 0.0
-            for k in range(len(x))
-        ]
-    return torch.tensor(radii, dtype=torch.float64, device=x.device)
+        radius = shared_radii(shared_form(net), z, g, g_error, best, leads, rates, enough)
+        if method == "local":
+            leads, rates = leads.cpu(), rates.cpu()
+            for k in ((radius > 0) & (radius < enough)).nonzero().squeeze(1).tolist():
+                alone = local_radius(problem, z[k], g[k], g_error[k], int(best[k]), leads[k], rates[k], enough)
+                radius[k] = max(float(radius[k]), alone)
+    return radius.to(x.device)

@@ -29,8 +29,10 @@ SHARE = 0.97
 """Of the largest multiple of the network's multipliers for which the Lagrangian has a minimum, what is taken."""
 RIDGE = 1e-9
 """Added to the scaled Hessian's diagonal: more multipliers than dimensions leave it singular."""
-TOL, SWEEPS = 1e-6, 3000
-"""Of the solves, which need not converge."""
+TOL, SWEEPS = 1e-4, 2000
+"""Of the solves. Any answer has a proof of its own; better ones hardly prove more."""
+FEW = 512
+"""Unknowns up to which solves may end with Newton's method; the Hessian is nearly singular, and many take long."""
 ROWS = 1024
 """Samples at a time."""
 CACHE = 2**30
@@ -53,9 +55,9 @@ class SharedForm:
         scaled = problem.lam[:, None] * h
         factor, info = torch.linalg.cholesky_ex((scaled + scaled.mT) / 2)
         right = problem.lam[:, None] * root
-        top = torch.linalg.eigvalsh(right.mT @ torch.cholesky_solve(right, factor))[-1] if int(info) == 0 else right.new_zeros(())
+        top = float(torch.linalg.eigvalsh(right.mT @ torch.cholesky_solve(right, factor))[-1]) if int(info) == 0 else 0.0
         # the form is positive definite for multiples below 4 / top
-        self.lam = problem.lam * (SHARE * 4 / float(top)) if float(top) > 0 else torch.zeros_like(problem.lam)
+        self.lam = problem.lam * (SHARE * 4 / top if top > 0 else 0.0)
         scaled = self.lam[:, None] * h
         self.half = self.lam[:, None] * root / 2
         self.top_left = (scaled + scaled.mT) / 2
@@ -179,7 +181,8 @@ class SharedDual:
         # the whole is proportional to q and the bounds: tolerances are relative to one
         size = row_norms(q).clamp(min=1e-300)[:, None]
         hi = torch.maximum(lo, hi / self.scale / size)
-        found = solve(BoxQP(self.hessian, q / size, lo / self.scale / size, hi), tol=TOL, max_sweeps=SWEEPS).z
+        qp = BoxQP(self.hessian, q / size, lo / self.scale / size, hi)
+        found = solve(qp, solver="auto" if qp.dim <= FEW else "accelerated", tol=TOL, max_sweeps=SWEEPS).z
         first, of_v, more, of_w = (found * self.scale * size).split(self.sizes, 1)
         return self._signed(sample, first.gather(1, rival[:, None])[:, 0], of_v, more, of_w)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -24,8 +23,8 @@ from lrrn.threads import blas_threads
 Array = NDArray[Any]
 EPS = (0.1, 0.3, 0.5, 1.0, 1.58)
 """Sizes of perturbations for certified and attacked accuracy."""
-LOCAL, NEAR = "local", "near"
-"""Radii seen from each image: of the first ones, and of all whose other radius is a little below one of these sizes."""
+SHARED, LOCAL = "shared", "local"
+"""Radii seen from each image: of all at once, and of the first ones one by one."""
 ROWS = 2048
 """Samples that scores are computed for at once."""
 
@@ -38,7 +37,7 @@ class Contender(Protocol):
     methods : tuple of str
         Of certificates, from loose to tight, that take little time for each sample.
     has_local : bool
-        Whether there is a method that looks at each sample for long.
+        Whether there are methods that look at each sample.
     n_parameters : int
     """
 
@@ -48,7 +47,7 @@ class Contender(Protocol):
 
     @property
     def has_local(self) -> bool:
-        """Whether ``radii`` knows "local"."""
+        """Whether ``radii`` knows "shared" and "local"."""
 
     @property
     def n_parameters(self) -> int:
@@ -57,8 +56,8 @@ class Contender(Protocol):
     def predict(self, X: Array) -> Array:
         """Return labels."""
 
-    def radii(self, X: Array, method: str, enough: float = math.inf) -> Array:
-        """Return proven radii; those that take long need not be larger than ``enough``."""
+    def radii(self, X: Array, method: str) -> Array:
+        """Return proven radii."""
 
     def attack(self, X: Array, y: Array, seed: int) -> Array:
         """Return distances of the nearest attacks that our own code finds: 0 where the label is wrong, inf where none."""
@@ -100,16 +99,16 @@ class Lifted:
         known = self._solved.get(_digest(X))
         return self._model.predict(X) if known is None else known.output.argmax(-1).cpu().numpy()
 
-    def radii(self, X: Array, method: str, enough: float = math.inf) -> Array:
+    def radii(self, X: Array, method: str) -> Array:
         """Return proven radii; the constants they rest on are computed once, and images solved once for all methods."""
         net, tol, key = self._model.network_, DEFAULT_TOL[torch.float64], _digest(X)
         x = torch.from_numpy(X).to(net.W[0].device, torch.float64)
         # BLAS threads pay off for wide networks only
         with blas_threads(1 if sum(net.sizes[1:]) < 512 else torch.get_num_threads()):
             solution = self._solved[key] if key in self._solved else net.infer(x, tol=tol)
-            if method in self.methods:
+            if method != LOCAL:
                 self._solved[key] = solution
-            certificate = certify_solution(net, x, solution, method, "deployed", self._seconds, tol, enough)
+            certificate = certify_solution(net, x, solution, method, "deployed", self._seconds, tol)
         return certificate.radius.cpu().numpy()
 
     def attack(self, X: Array, y: Array, seed: int) -> Array:
@@ -157,7 +156,7 @@ class Plain:
         return torch.cat([self._model(x).argmax(-1) for x in self._inputs(X).split(ROWS)]).cpu().numpy()
 
     @torch.no_grad()
-    def radii(self, X: Array, method: str, enough: float = math.inf) -> Array:
+    def radii(self, X: Array, method: str) -> Array:
         """Return proven radii."""
         return self._model.radii(self._inputs(X), method).cpu().numpy()
 

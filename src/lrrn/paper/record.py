@@ -102,7 +102,7 @@ def record(
         Learn from the first five sixths of the training images and measure on the rest, for choosing recipes. Test images are
         not loaded.
     stages : sequence of str
-        Some of "train", "certify", "local", "near", "attack" and "autoattack".
+        Some of "train", "certify", "shared", "local", "attack" and "autoattack".
     n_images : int, optional
         Images, counted from the first, for local radii and attacks; 1,000 if not given.
     n_autoattack : int, optional

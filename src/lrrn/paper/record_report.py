@@ -223,8 +223,8 @@ def _attacks(groups: Mapping[str, list[Row]], results: Results) -> Section:
 def _methods(groups: Mapping[str, list[Row]], results: Results) -> Section:
     section = Section("By certificate, in per cent")
     section.text = [
-        'Local radii take long for each image and are proven for the first ones only; "near" has them, as far as the next of '
-        "the sizes, for all images whose radius by the certificate before is about a quarter below it or less."
+        '"shared" and "local" look at each image: the first at all of them at once, the second, which takes long, at the first '
+        "ones one by one."
     ]
     lines = []
     for group in groups.values():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lrrn.paper.contenders import EPS, LOCAL, NEAR
+from lrrn.paper.contenders import EPS, LOCAL, SHARED
 from lrrn.paper.stages import ATTACK, AUTOATTACK, RIGHT, is_trained, kept, training_facts
 
 Array = NDArray[Any]
@@ -27,7 +27,7 @@ def figures(folder: Path) -> dict[str, Any] | None:
         return None
     facts = training_facts(folder)
     right, n = kept(folder, RIGHT)[0], facts["tests"]
-    stages = {method: kept(folder, f"radii-{method}") for method in (*facts["methods"], LOCAL, NEAR)}
+    stages = {method: kept(folder, f"radii-{method}") for method in (*facts["methods"], SHARED, LOCAL)}
     radii = {method: values for method, (values, _) in stages.items() if len(values)}
     if len(right) < n or not any(len(values) == n for values in radii.values()):
         return None

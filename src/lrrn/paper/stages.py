@@ -25,20 +25,18 @@ from lrrn.certify.autoattack import SLACK, autoattack
 from lrrn.estimators import LRRNClassifier
 from lrrn.paper import baselines
 from lrrn.paper.baselines.learners import LEARNERS
-from lrrn.paper.contenders import EPS, LOCAL, NEAR, Contender, Lifted, Plain
+from lrrn.paper.contenders import EPS, LOCAL, SHARED, Contender, Lifted, Plain
 from lrrn.paper.rows import Row, images
 from lrrn.serialization import load, save
 from lrrn.storage import write_bytes
 
 Array = NDArray[Any]
-STAGES = ("train", "certify", LOCAL, NEAR, "attack", "autoattack")
+STAGES = ("train", "certify", SHARED, LOCAL, "attack", "autoattack")
 """What can be asked for, in order."""
 SAVE_SECONDS = 20.0
 """Time between writes of what a stage has."""
-CHUNKS = {"certify": 2000, LOCAL: 4, NEAR: 50, "attack": 100, "autoattack": 50}
+CHUNKS = {"certify": 2000, LOCAL: 4, "attack": 100, "autoattack": 50}
 """Images at a time."""
-REACHABLE = 0.74
-"""Share of a size that a radius must have for a closer look."""
 ATTACK, AUTOATTACK, RIGHT = "attack", "autoattack", "right"
 """Files, besides one a method of radii: distances that attacks found, and whether the label is right."""
 
@@ -109,14 +107,12 @@ def execute(row: Row, folder: Path, root: Path | None, device: str, download: bo
     if not is_trained(folder):
         return
     contender = _contender(row, folder, X, y, device, effort)
-    for stage, work, n in _measurements(row, folder, contender, X_test, y_test, effort):
-        if stage == f"radii-{NEAR}" and not _is_certified(folder, contender, len(X_test)):
-            continue  # it goes by the other radii
+    for stage, work, n in _measurements(row, contender, X_test, y_test, effort):
         _in_chunks(folder, stage, work, min(n, len(X_test)), effort, device)
 
 
 def _measurements(
-    row: Row, folder: Path, contender: Contender, X: Array, y: Array, effort: Effort
+    row: Row, contender: Contender, X: Array, y: Array, effort: Effort
 ) -> list[tuple[str, Callable[[slice], Array], int]]:
     """Return what to do for which images, by the name of the file that keeps it."""
     todo: list[tuple[str, Callable[[slice], Array], int]] = []
@@ -124,10 +120,9 @@ def _measurements(
         for method in contender.methods:
             todo.append((f"radii-{method}", partial(_radii, contender, X, method), len(X)))
         todo.append((RIGHT, lambda some: contender.predict(X[some]) == y[some], len(X)))
-    if LOCAL in effort.stages and contender.has_local:
-        todo.append((f"radii-{LOCAL}", partial(_radii, contender, X, LOCAL), effort.images))
-    if NEAR in effort.stages and contender.has_local:
-        todo.append((f"radii-{NEAR}", partial(_near_radii, folder, contender, X), len(X)))
+    for method, n in ((SHARED, len(X)), (LOCAL, effort.images)):
+        if method in effort.stages and contender.has_local:
+            todo.append((f"radii-{method}", partial(_radii, contender, X, method), n))
     if ATTACK in effort.stages:
         todo.append((ATTACK, lambda some: contender.attack(X[some], y[some], row.seed), effort.images))
     if AUTOATTACK in effort.stages and find_spec("torchattacks") is not None:
@@ -139,20 +134,6 @@ def _radii(contender: Contender, X: Array, method: str, some: slice) -> Array:
     return contender.radii(X[some], method)
 
 
-def _is_certified(folder: Path, contender: Contender, n: int) -> bool:
-    return all(len(kept(folder, name)[0]) == n for name in (RIGHT, f"radii-{contender.methods[-1]}"))
-
-
-def _near_radii(folder: Path, contender: Contender, X: Array, some: slice) -> Array:
-    """Look closely at images that are right and not far below one of the sizes; the others keep the radius they have."""
-    radii, right = (kept(folder, name)[0][some] for name in (f"radii-{contender.methods[-1]}", RIGHT))
-    for eps in EPS:
-        rows = np.flatnonzero(right & (radii <= eps) & (radii > REACHABLE * eps))
-        if len(rows):
-            radii[rows] = np.maximum(radii[rows], contender.radii(X[some][rows], LOCAL, eps))
-    return radii
-
-
 def finished(row: Row, folder: Path, effort: Effort) -> bool:
     """Whether all stages that were asked for, and that can be carried out here, are done."""
     if not is_trained(folder):
@@ -161,10 +142,9 @@ def finished(row: Row, folder: Path, effort: Effort) -> bool:
     wanted: dict[str, int] = {}
     if "certify" in effort.stages:
         wanted |= dict.fromkeys((RIGHT, *(f"radii-{method}" for method in facts["methods"])), facts["tests"])
-    if LOCAL in effort.stages and row.is_ours:
-        wanted[f"radii-{LOCAL}"] = min(effort.images, facts["tests"])
-    if NEAR in effort.stages and row.is_ours:
-        wanted[f"radii-{NEAR}"] = facts["tests"]
+    for method, n in ((SHARED, facts["tests"]), (LOCAL, min(effort.images, facts["tests"]))):
+        if method in effort.stages and row.is_ours:
+            wanted[f"radii-{method}"] = n
     if ATTACK in effort.stages:
         wanted[ATTACK] = min(effort.images, facts["tests"])
     if AUTOATTACK in effort.stages and find_spec("torchattacks") is not None:
