@@ -1,4 +1,4 @@
-"""Radii of many samples at once: proven below what attacks find, near to those found one by one, whatever the solver returns."""
+"""Radii of many samples at once: proven below what attacks find, near to those of `local`, whatever the solver returns."""
 
 from __future__ import annotations
 
@@ -119,6 +119,27 @@ def test_whatever_a_solver_returns_multipliers_are_not_negative_and_the_proof_is
         assert torch.allclose(terms.lam, dual.form.lam)
         assert (dual.proven(sample, rival, lead) <= best * (1 + 1e-6) + 1e-9).all()
         monkeypatch.setattr(shared_module, "solve", careless)
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-6, 0.1, 0.9])
+def test_a_lower_bound_holds_for_every_form_within_the_error(share):
+    form, generator = case()[0].form, torch.Generator().manual_seed(2)
+    m, r = form.half.shape
+    by_v, by_u = (torch.randn(5, k, generator=generator, dtype=torch.float64) for k in (m, r))
+    matrix = torch.eye(m + r, dtype=torch.float64)
+    matrix[:m, :m] = form.top_left
+    matrix[m:, :m], matrix[:m, m:] = -form.half.mT, -form.half
+    smallest = float(torch.linalg.eigvalsh(matrix)[0])
+    assert 0.99 * smallest < form.floor <= smallest
+    error, linear = share * form.floor, torch.cat([by_v, by_u], 1)
+    # the worst of them has as much less of |v|^2, of |u|^2 and of one
+    worst = matrix - error * torch.eye(m + r, dtype=torch.float64)
+    exactly = -(linear * torch.linalg.solve(worst, linear.mT).mT).sum(1) / 4 - error
+    bound = form.lower_bound(by_v, by_u, torch.full((5,), error, dtype=torch.float64))
+    assert (bound <= exactly).all()
+    if share < 1e-3:
+        torch.testing.assert_close(bound, exactly, rtol=1e-4, atol=1e-6)
+    assert (form.lower_bound(by_v, by_u, torch.full((5,), 1.01 * smallest, dtype=torch.float64)) == -math.inf).all()
 
 
 def one_unit(low, slack, c, high=math.inf, error=0.0):

@@ -56,7 +56,10 @@ Eps = Annotated[str | None, typer.Option(help="Sizes of perturbations to certify
 SavedModel = Annotated[Path, typer.Argument(help="A model saved by lrrn train or lrrn.save.", metavar="MODEL")]
 Split = Annotated[str, typer.Option(help="Of the named data sets: train or test.")]
 Method = Annotated[
-    str, typer.Option(help="Of the certificate: paper, pairwise, spectral, multiplier, local; or auto, the best but local.")
+    str,
+    typer.Option(
+        help="Of the certificate: paper, pairwise, spectral, multiplier, shared, local; or auto, the best but these two."
+    ),
 ]
 ImageShape = Annotated[str | None, typer.Option("--image", help="Height and width, if samples are images: 28x28.")]
 

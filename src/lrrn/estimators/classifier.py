@@ -436,7 +436,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array of shape (n_samples, n_features)
-        method : {"auto", "paper", "pairwise", "spectral", "multiplier", "local"}, default="auto"
+        method : {"auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local"}, default="auto"
             As in :func:`lrrn.certify`; labels predicted by class energies are certified by those.
         seconds : float, optional
             Budget for the constants that all samples share, as in :func:`lrrn.certify`.
