@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import asdict, replace
+from threading import Barrier
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from lrrn import datasets
 from lrrn.cli import app
-from lrrn.paper import decay_tables, filters, learning_curves, pretraining, reproduce, reproduction, table1
+from lrrn.paper import decay_tables, filters, learning_curves, pool, pretraining, reproduce, reproduction, table1
 from lrrn.paper.report import summary
-from lrrn.paper.runs import DATA, DECAYS, FULL, QUICK, Run, Scale, execute, finished
+from lrrn.paper.runs import DATA, DECAYS, FULL, QUICK, Run, Scale, execute, finished, is_trained, train
 from lrrn.paper.sections import MET, MISSED, NO_TARGET, NOT_RUN, OURS, Comparison, Results, Section
 
 TINY = Scale(epochs=2, pretrain_epochs=1, margin_epochs=1, seeds=2, samples=60, tests=20, closely=2, bound_seconds=0.2)
@@ -204,6 +206,44 @@ def test_the_command_runs_in_processes_and_continues(root, tmp_path, monkeypatch
     assert set(json.loads((tmp_path / "r.json").read_text())["runs"]) == {"contrastive-fashion_mnist-5e-05-seed0"}
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 0 and json.loads((tmp_path / "r.json").read_text())["comparisons"] == content["comparisons"]
+
+
+def test_on_a_device_all_runs_train_at_once_and_are_measured_afterwards(root, tmp_path, monkeypatch):
+    runs = [Run("contrastive", "mnist", decay=5e-5, seed=seed, scale=replace(TINY, closely=0)) for seed in range(3)]
+    alone = {run: execute(run, tmp_path / "alone" / run.name, root) for run in runs}
+    monkeypatch.setattr(pool, "choose_device", lambda name: torch.device("cuda"))
+    at_once, together = Barrier(3, timeout=60), pool.train
+    monkeypatch.setattr(pool, "train", lambda *given: (at_once.wait(), together(*given)))
+    assert pool.carry_out(runs, tmp_path / "many", 1, root, "cpu", False) == {}
+    for run in runs:
+        done = finished(run, tmp_path / "many" / run.name)
+        assert done["figures"] == json.loads(json.dumps(alone[run]["figures"]))
+
+
+def test_runs_in_threads_that_fail_or_are_stopped(root, tmp_path, monkeypatch):
+    runs = [Run("contrastive", "mnist", seed=seed, scale=replace(TINY, closely=0, epochs=200)) for seed in range(2)]
+
+    def fails(run, folder, stop):
+        if run.seed == 0:
+            raise ValueError("no such luck")
+        folder.mkdir(parents=True)
+
+    assert pool.in_threads(runs, tmp_path, fails, (), lambda run, folder: folder.is_dir()) == {runs[0]: "no such luck"}
+
+    def interrupted(self):
+        if all((tmp_path / "stopped" / run.name / "state.ckpt").is_file() for run in runs):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool._Display, "look", interrupted)
+    arguments = (tmp_path / "stopped", train, (root, "cpu", False), lambda run, folder: is_trained(folder))
+    with pytest.raises(KeyboardInterrupt):
+        pool.in_threads(runs, *arguments)
+    logs = [tmp_path / "stopped" / run.name / "log.jsonl" for run in runs]
+    epochs = [len(log.read_text().splitlines()) for log in logs]
+    assert all(0 < count < 200 for count in epochs)
+    monkeypatch.undo()
+    assert pool.in_threads(runs, *arguments) == {}
+    assert [len(log.read_text().splitlines()) for log in logs] == [200, 200]
 
 
 def test_a_run_that_fails_is_reported_and_the_others_are_not_lost(root, tmp_path, monkeypatch):

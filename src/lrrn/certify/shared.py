@@ -29,7 +29,7 @@ SHARE = 0.97
 """Of the largest multiple of the network's multipliers for which the Lagrangian has a minimum, what is taken."""
 RIDGE = 1e-9
 """Added to the scaled Hessian's diagonal: more multipliers than dimensions leave it singular."""
-TOL, SWEEPS = 1e-4, 2000
+TOL, SWEEPS = 3e-4, 2000
 """Of the solves. Any answer has a proof of its own; better ones hardly prove more."""
 FEW = 512
 """Unknowns up to which solves may end with Newton's method; the Hessian is nearly singular, and many take long."""

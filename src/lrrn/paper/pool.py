@@ -8,15 +8,18 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lrrn.paper.runs import Run, execute, finished
+from lrrn.estimators._base import choose_device
+from lrrn.paper.runs import Run, execute, finished, is_trained, train
 from lrrn.storage import write_bytes
 
 POLL = 0.2
@@ -47,9 +50,60 @@ def carry_out(runs: Sequence[Run], work: Path, jobs: int, root: Path | None, dev
         Runs that failed, and why.
     """
     ordered = sorted(dict.fromkeys(runs), key=lambda run: -_cost(run))
-    return in_processes(
-        ordered, work, jobs, execute, (root, device, download), lambda run, folder: finished(run, folder) is not None
+    failed: dict[Run, str] = {}
+    if choose_device(device).type == "cuda":
+        # small networks leave most of a device idle: seeds and rows train side by side, and are measured afterwards
+        failed = in_threads(ordered, work, train, (root, device, download), lambda run, folder: is_trained(folder))
+    left = [run for run in ordered if run not in failed]
+    return failed | in_processes(
+        left, work, jobs, execute, (root, device, download), lambda run, folder: finished(run, folder) is not None
     )
+
+
+def in_threads(
+    runs: Sequence[T],
+    work: Path,
+    execute: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    is_finished: Callable[[T, Path], bool],
+) -> dict[T, str]:
+    """Carry out all that is not finished at once, each run in a thread of this process.
+
+    On Ctrl-C every run is told to stop at the end of its epoch, and the next call continues there.
+
+    Parameters
+    ----------
+    runs, work, arguments, is_finished
+        As in :func:`in_processes`.
+    execute : callable
+        Called in the thread with the run, its folder, ``arguments`` and an Event that says when to stop.
+
+    Returns
+    -------
+    dict of Task to str
+        Runs that failed, and why.
+    """
+    waiting = [run for run in runs if not is_finished(run, work / run.name)]
+    failed: dict[T, str] = {}
+    stop = Event()
+    with _Display(len(waiting)) as display, ThreadPoolExecutor(max(1, len(waiting)), "lrrn-run") as pool:
+        under_way = {pool.submit(execute, run, work / run.name, *arguments, stop): run for run in waiting}
+        for run in waiting:
+            display.begin(run, work / run.name)
+        try:
+            while under_way:
+                done, _ = wait(under_way, POLL, FIRST_COMPLETED)
+                display.look()
+                for future in done:
+                    run, error = under_way.pop(future), future.exception()
+                    if error is not None:
+                        failed[run] = str(error) or type(error).__name__
+                    display.end(run, failed.get(run), is_finished(run, work / run.name))
+        except KeyboardInterrupt:
+            stop.set()
+            wait(under_way)
+            raise
+    return failed
 
 
 def in_processes(

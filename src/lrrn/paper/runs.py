@@ -8,6 +8,7 @@ import platform
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any, final
 
 import numpy as np
@@ -172,10 +173,12 @@ def execute(run: Run, folder: Path, root: Path | None, device: str = "cpu", down
     done = finished(run, folder)
     if done is not None:
         return done
-    folder.mkdir(parents=True, exist_ok=True)
-    X, y = training_data(run, root, download)
+    train(run, folder, root, device, download)
+    X, _ = training_data(run, root, download)
     X_test, y_test = test_data(run.data, run.scale, root, download)
-    model, seconds = _fitted(run, folder, X, y, X_test, y_test, device)
+    model = load(_model_file(folder))
+    assert isinstance(model, LRRNClassifier | LRRNEnergyModel)
+    seconds = float(sum(record["seconds"] for record in model.history_))
     start = time.perf_counter()
     if isinstance(model, LRRNEnergyModel):
         tests = {name: test_data(name, run.scale, root, download)[0] for name in ("mnist", "kmnist", "fashion_mnist")}
@@ -218,34 +221,52 @@ def finished(run: Run, folder: Path) -> dict[str, Any] | None:
     return result if result["run"] == asdict(run) else None
 
 
-def _fitted(
-    run: Run, folder: Path, X: Array, y: Array, X_test: Array, y_test: Array, device: str
-) -> tuple[LRRNClassifier | LRRNEnergyModel, float]:
-    """Train, or load what was trained; return the model and the seconds its epochs took."""
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        images = torch.from_numpy(X_test)
-        labels = torch.from_numpy(y_test)
+def train(
+    run: Run, folder: Path, root: Path | None, device: str = "cpu", download: bool = False, stop: Event | None = None
+) -> None:
+    """Train, unless that is done, or go on with it; keep the model in a folder.
 
-        def watch(trainer: Trainer, record: dict[str, Any]) -> None:
-            net = trainer.net
-            if record["stage"] == "pretrain":
-                write_filters(folder / "pretrained.npy", net.W[0])
-            elif run.kind != "energy":
-                with torch.no_grad():
-                    guess = net.infer(images.to(net.W[0])).output.argmax(-1).cpu()
-                record["test_accuracy"] = float((guess == labels).double().mean())
+    Parameters
+    ----------
+    run, folder, root, device, download
+        As in :func:`execute`.
+    stop : Event, optional
+        Where this thread cannot be interrupted: once set, training ends with the epoch, and can be continued.
+    """
+    if is_trained(folder):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    X, y = training_data(run, root, download)
+    X_test, y_test = test_data(run.data, run.scale, root, download)
+    images, labels = torch.from_numpy(X_test), torch.from_numpy(y_test)
 
-        options: dict[str, Any] = {"checkpoint": folder / "state.ckpt", "log": folder / "log.jsonl", "resume": True}
-        fresh = run.estimator(callbacks=(watch,), device=device, **options)
-        fresh.fit(X, y)
-        write_filters(folder / "filters.npy", fresh.network_.W[0])
-        fresh.set_params(callbacks=(), checkpoint=None, log=None, resume=False)
-        save(fresh, path)
-        (folder / "state.ckpt").unlink(missing_ok=True)
-    model = load(path)
-    assert isinstance(model, LRRNClassifier | LRRNEnergyModel)
-    return model, float(sum(record["seconds"] for record in model.history_))
+    def watch(trainer: Trainer, record: dict[str, Any]) -> None:
+        net = trainer.net
+        if record["stage"] == "pretrain":
+            write_filters(folder / "pretrained.npy", net.W[0])
+        elif run.kind != "energy":
+            with torch.no_grad():
+                guess = net.infer(images.to(net.W[0])).output.argmax(-1).cpu()
+            record["test_accuracy"] = float((guess == labels).double().mean())
+        if stop is not None and stop.is_set():
+            trainer.interrupt()
+
+    options: dict[str, Any] = {"checkpoint": folder / "state.ckpt", "log": folder / "log.jsonl", "resume": True}
+    fresh = run.estimator(callbacks=(watch,), device=device, **options)
+    fresh.fit(X, y)
+    write_filters(folder / "filters.npy", fresh.network_.W[0])
+    fresh.set_params(callbacks=(), checkpoint=None, log=None, resume=False)
+    save(fresh, _model_file(folder))
+    (folder / "state.ckpt").unlink(missing_ok=True)
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether a run's training is over."""
+    return _model_file(folder).is_file()
+
+
+def _model_file(folder: Path) -> Path:
+    return folder / "model.safetensors"
 
 
 def write_filters(path: Path, weights: torch.Tensor) -> None:
