@@ -118,7 +118,14 @@ def test_whatever_a_solver_returns_multipliers_are_not_negative_and_the_proof_is
         assert all(bool((value >= 0).all()) for value in vars(terms).values())
         assert torch.allclose(terms.lam, dual.form.lam)
         assert (dual.proven(sample, rival, lead) <= best * (1 + 1e-6) + 1e-9).all()
-        monkeypatch.setattr(shared_module, "solve", careless)
+
+
+def test_where_a_solver_fails_the_global_radius_stands(monkeypatch):
+    net, x = random_network((6, 7, 5, 3), scale=1.5, seed=2), random_input(12, 6, seed=3)
+    wide = lrrn.certify(net, x, "multiplier").radius
+    nothing = lambda qp, **_: SimpleNamespace(z=torch.full_like(qp.q, math.nan))  # noqa: E731
+    monkeypatch.setattr(shared_module, "solve", nothing)
+    assert bool((wide > 0).any()) and torch.equal(lrrn.certify(net, x, "shared").radius, wide)
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-6, 0.1, 0.9])

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from lrrn.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP, Status
 from lrrn.solvers import SOLVERS, loop, solve
 from oracles import random_input, random_network
@@ -154,3 +155,20 @@ def test_newton_is_finite_in_practice():
     net = random_network((40, 30, 30, 5), scale=2.0)
     qp = net.energy_snapshot(torch.float64).free(random_input(50, 40))
     assert int(solve(qp, solver="newton", tol=1e-12).n_sweeps.max()) <= 25
+
+
+def test_wide_problems_are_handed_to_newton_only_where_they_stall(monkeypatch):
+    """The gain of one chunk of sweeps with momentum says little of the next, and a factorisation costs more than all sweeps."""
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(600, 600, dtype=torch.float64, generator=generator))[0]
+    spectrum = torch.cat([torch.ones(500, dtype=torch.float64), torch.logspace(0, 2.5, 100, dtype=torch.float64)])
+    h = (basis * spectrum) @ basis.mT
+    q = torch.randn(40, 600, dtype=torch.float64, generator=generator) @ h
+    lo, hi = torch.zeros(1, 600, dtype=torch.float64), torch.full((1, 600), math.inf, dtype=torch.float64)
+    qp = BoxQP(BlockTridiagonal(((h + h.mT) / 2,), ()), q, lo, hi)
+    monkeypatch.setattr(loop, "plan", lambda *_: [SOLVERS["accelerated"], SOLVERS["newton"]])
+    found = solve(qp)
+    assert found.solvers == ("accelerated",) and bool((found.status == Status.CONVERGED).all())
+    # what does not get there within its sweeps is still handed over
+    short = solve(qp, max_sweeps=120)
+    assert short.solvers == ("accelerated", "newton") and bool((short.status == Status.CONVERGED).all())

@@ -275,8 +275,9 @@ def _of_label(
         # what a later solve's errors add is no more than it is at the largest radius sought
         most = torch.minimum(REACH * value, nearest[rows].clamp(max=enough * (1 + 1e-6)))
         lead = leads[rows, rival] - extra[rows, rival] * most - lengths[rival] * sample.drift[rows]
-        square = torch.where(lead > 0, dual.proven(sample.take(rows), rival, lead.clamp(min=1e-300)), 0.0)
-        proven = torch.minimum(square.clamp(min=0.0).sqrt(), most) * (1 - 1e-15)
+        square = dual.proven(sample.take(rows), rival, lead.clamp(min=1e-300))
+        # what is not a number proves nothing
+        proven = torch.minimum(torch.where((lead > 0) & (square > 0), square, 0.0).sqrt(), most) * (1 - 1e-15)
         nearest[rows] = torch.minimum(nearest[rows], torch.maximum(value, proven))
     return nearest
 

@@ -189,14 +189,17 @@ class _Run:
             must = self.must if rows is None else self.must[rows]
             # good enough already, and the way to the tighter aim is no longer steep: leave it
             open_ &= (residual > must) | (residual <= 0.5 * best)
+            idle = torch.where(residual < 0.99 * best, 0, idle + 1)
             if following is None:
-                idle = torch.where(residual < 0.99 * best, 0, idle + 1)
                 stuck = open_ & (idle >= solver.patience)
                 self._note_stalled(rows, stuck)
+            elif self.spent >= budget:
+                stuck = open_
+            elif self._newton_is_dear(budget):
+                stuck = open_ & (idle >= solver.patience)
             else:
-                # once the budget is spent, everything that is left is stuck
                 stuck = open_ & (self._sweeps_to_go(residual, best, want, chunk) >= self._patience(budget))
-                handed += int(stuck.sum())
+            handed += 0 if following is None else int(stuck.sum())
             keep = (open_ & ~stuck).nonzero().squeeze(1)
             if keep.numel() == 0:
                 break
@@ -235,6 +238,13 @@ class _Run:
         if following is None:
             return self.max_sweeps
         return max(self.max_sweeps - following.chunk, min(solver.chunk, self.max_sweeps))
+
+    def _newton_is_dear(self, budget: int) -> bool:
+        """Whether a step of Newton's costs more than all sweeps: then only what stalls is handed over before they are spent.
+
+        What a chunk of sweeps with momentum gains says little of the next, and most samples are faster than it makes believe.
+        """
+        return 2 * self.qp.dim > budget
 
     def _patience(self, budget: int) -> float:
         """Sweeps worth waiting for before Newton, whose factorisation costs about as much as a few sweeps per unit."""
