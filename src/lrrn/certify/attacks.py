@@ -372,7 +372,8 @@ def _confirmed(walker: _Walker, x: Tensor, found: Tensor, label: Tensor, reach: 
 
 def _chunks(of: Surface, n: int) -> Iterator[Tensor]:
     """Yield row numbers in chunks whose Jacobians fit."""
-    size = max(1, CHUNK_NUMBERS // max(of.numbers, 3 * of.n_inputs))
+    numbers = CHUNK_NUMBERS if of.device.type == "cpu" else 16 * CHUNK_NUMBERS
+    size = max(1, numbers // max(of.numbers, 3 * of.n_inputs))
     yield from torch.arange(n, device=of.device).split(size)
 
 

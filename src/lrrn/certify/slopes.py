@@ -14,6 +14,8 @@ from lrrn.solvers import solve
 
 TOL, AIM = 1e-6, 1e-10
 """Slopes are solved to ``AIM`` while that makes progress. What they lead to is checked by :meth:`LRRN.infer`, not believed."""
+WIDE = 512
+"""Units from which on ``TOL`` has to do: the last digits of a slope are dear there, and an attack does not miss them."""
 
 
 class Surface(Protocol):
@@ -69,6 +71,7 @@ class Slopes:
         self.n_coefficients, self.numbers = len(self.first), self.n_outputs * sum(net.sizes[1:])
         self.device = self.first.device
         self._gram = self.first @ self.first.mT
+        self._aim = AIM if sum(self._energy.free_sizes) < WIDE else TOL
 
     def labels(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the labels that :meth:`LRRN.infer` computes, and whether its solves converged."""
@@ -77,7 +80,7 @@ class Slopes:
 
     def outputs(self, x: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the stacked minimisers, of shape (n, dim), and the outputs, of shape (n, d_L)."""
-        z = solve(self._energy.free(x), tol=TOL, aim=AIM, start=start).z
+        z = solve(self._energy.free(x), tol=TOL, aim=self._aim, start=start).z
         return z, self._energy.activations(x, z)[-1]
 
     def coefficients(self, z: Tensor, v: Tensor) -> Tensor:
@@ -101,7 +104,7 @@ class Slopes:
         size = row_norms(pull)[:, None]
         push = z.new_zeros(z.shape)
         push[:, -pull.shape[1] :] = pull / torch.where(size > 0, size, 1)
-        w = solve(energy.adjoint(z, push), tol=TOL, aim=AIM).z
+        w = solve(energy.adjoint(z, push), tol=TOL, aim=self._aim).z
         # d/dx = a_0 (1 + beta_0) W_0^T w_1, as in lrrn.implicit
         return w[:, : energy.sizes[1]] * (size * (energy.discounts[0] * (1 + energy.beta[0])))
 

@@ -37,6 +37,8 @@ SAVE_SECONDS = 20.0
 """Time between writes of what a stage has."""
 CHUNKS = {"certify": 2000, LOCAL: 4, "attack": 100, "autoattack": 50}
 """Images at a time."""
+MANY = 500
+"""The same for attacks on a GPU, where one image takes as long as many."""
 ATTACK, AUTOATTACK, RIGHT = "attack", "autoattack", "right"
 """Files, besides one a method of radii: distances that attacks found, and whether the label is right."""
 
@@ -246,6 +248,7 @@ def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, 
     """Go on from the first image that is not done, a few at a time, and keep what there is now and then."""
     values, facts = kept(folder, name)
     chunk = CHUNKS.get(name.removeprefix("radii-"), CHUNKS["certify"])
+    chunk = MANY if device == "cuda" and name in (ATTACK, AUTOATTACK) else chunk
     saved = time.monotonic()
     done = len(values)
     while len(values) < n and not effort.is_over:
