@@ -72,8 +72,12 @@ def certified() -> str:
 
 
 def record() -> str:
-    """Clean and certified accuracy of our networks and the baselines on MNIST, means over seeds."""
-    path = ROOT / "docs" / "record" / "mnist" / "results.json"
+    """Clean and certified accuracy of our networks and the baselines, means over seeds."""
+    return "\n\n".join(_record(data, title) for data, title in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST")))
+
+
+def _record(data: str, name: str) -> str:
+    path = ROOT / "docs" / "record" / data / "results.json"
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in json.loads(path.read_text())["rows"].values():
         groups.setdefault(row["title"], []).append(row)
@@ -84,8 +88,8 @@ def record() -> str:
         cells += [f"{fmean(one['certified'][size] for one in best):.1%}" for size in sizes]
         cells.append(f"{fmean(one['median'] for one in best):.2f}")
         rows.append([f"**{title}**" if title.startswith("lrrn") else title, *cells])
-    columns = ["MNIST, certified accuracy", "clean", *(f"at {size}" for size in sizes), "median radius"]
-    return f"{table(columns, rows)}\n\n{source('lrrn reproduce record --dataset mnist', path)}"
+    columns = [f"{name}, certified accuracy", "clean", *(f"at {size}" for size in sizes), "median radius"]
+    return f"{table(columns, rows)}\n\n{source(f'lrrn reproduce record --dataset {data}', path)}"
 
 
 def tight() -> str:

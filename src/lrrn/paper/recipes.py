@@ -85,7 +85,14 @@ CHANGES: dict[tuple[str, str], Recipe] = {
 """What is different on a data set, by data set and row."""
 
 WHY: dict[tuple[str, str], str] = {
-    ("mnist", "orthogonium"): "None of our rows is trained for that size: their margins are for 1.58 and for 0.3.",
+    **{
+        (
+            "fashion_mnist",
+            name,
+        ): "Our wide rows keep 88.5 % of the images right and are trained for 0.5, by margins of 1.2 and 0.8; this "
+        "baseline gives up clean accuracy for larger sizes."
+        for name in ("prototypes", "torchlip", "orthogonium")
+    },
 }
 """By data set and baseline: why it is ahead of us where it is, for the report."""
 
