@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,19 @@ def test_regressor_energy_model_and_attacks_on_the_device():
     certificate = lrrn.certify(net, x, "local")
     assert certificate.radius.device.type == device
     assert not pgd(net, x, certificate.prediction, certificate.radius, steps=5, restarts=1, seed=0).success.any()
+
+
+@pytest.mark.parametrize("few", [0, 512])
+def test_shared_radii_on_the_device_are_those_of_the_cpu(few, monkeypatch):
+    monkeypatch.setattr(sys.modules["lrrn.certify.shared"], "FEW", few)
+    X, y = load_digits(return_X_y=True)
+    net = LRRNClassifier((24, 16), device="cuda", **SMALL).fit(X[:500] / 16, y[:500]).network_
+    x = torch.tensor(X[500:700] / 16)
+    there = lrrn.certify(net, x.to("cuda"), "shared").radius
+    here, wide = (lrrn.certify(net.to("cpu"), x, method).radius for method in ("shared", "multiplier"))
+    assert there.device.type == "cuda"
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-2, atol=1e-4)
+    assert float((there.cpu() / wide)[wide > 0].median()) > 1.05
 
 
 def digits_data(dtype=torch.float32) -> Data:
