@@ -439,14 +439,14 @@ MUTANTS = [
         "certify/shared.py",
         "lead = leads[rows, rival] - extra[rows, rival] * most - lengths[rival] * sample.drift[rows]",
         "lead = leads[rows, rival] * 1.05",
-        "test_shared.py",
+        "test_local.py",
     ),
     Mutant(
         "look at the nearest rival only",
         "certify/shared.py",
         "        if len(rows) == 0:\n            break",
         "        if k > 0:\n            break",
-        "test_shared.py",
+        "test_local.py",
     ),
     Mutant(
         "look at a unit bounded from above as if from below",

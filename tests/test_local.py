@@ -16,6 +16,15 @@ from lrrn.certify.local import Dual, LocalProblem, Sample
 from oracles import random_input, random_network
 from test_certify import CASES, make, worst_within
 
+BY_HAND = [
+    (3.0, 0.0, -1.0, math.inf, 2.0),  # v = u / 2 must rise by one
+    (3.0, 0.0, 1.0, math.inf, 2.0),  # v must fall by one, and may
+    (0.0, 0.5, -1.0, math.inf, 2.5),  # first the slack must be used up
+    (0.0, 0.5, -4.0, math.inf, 1.0),
+    (3.0, 0.0, -2.0, 3.0, 1.0),
+    (0.0, 0.5, -2.0, 6.0, 1.5),
+]
+"""Distance of a unit from its lower bound, slack, weight in the output, distance from its upper bound; and the answer."""
 CONSTRAINTS = ["nonneg", "box", "free", (-0.3, 0.4), (-math.inf, 0.2), ("nonneg", "box"), ("free", (-math.inf, 0.0))]
 
 
@@ -42,12 +51,13 @@ def begun(dual, label, j):
     return dual.start(dual.problem.lam * scales[j], float(constants[j]))
 
 
+@pytest.mark.parametrize("method", ["shared", "local"])
 @given(case=CASES)
 @settings(max_examples=10)
-def test_no_perturbation_inside_a_local_radius_changes_the_label(case):
+def test_no_perturbation_inside_a_local_radius_changes_the_label(method, case):
     net = make(case)
     x = random_input(6, net.sizes[0], seed=case["seed"])
-    local, wide = lrrn.certify(net, x, "local"), lrrn.certify(net, x, "multiplier")
+    local, wide = lrrn.certify(net, x, method), lrrn.certify(net, x, "multiplier")
     assert (local.radius >= wide.radius * (1 - 1e-9)).all()
     certain = (local.radius > 0) & local.radius.isfinite()
     assert not (worst_within(net, x, local.prediction, local.radius.clamp(max=1e6)) & certain).any()
@@ -57,11 +67,11 @@ def test_no_perturbation_inside_a_local_radius_changes_the_label(case):
 def test_local_radii_lie_between_the_global_ones_and_what_an_attack_finds(constraint):
     net = random_network((6, 7, 5, 3), constraint=constraint, scale=1.5, seed=2)
     x = random_input(12, 6, seed=3)
-    local, wide = lrrn.certify(net, x, "local"), lrrn.certify(net, x, "multiplier")
-    attack = minimal_perturbation(net, x, local.prediction, seed=0)
-    assert (local.radius >= wide.radius * (1 - 1e-9)).all()
-    assert (local.radius <= attack.distance).all()
-    assert not pgd(net, x, local.prediction, local.radius, steps=30, restarts=3, seed=0).success.any()
+    wide, shared, local = (lrrn.certify(net, x, method).radius for method in ("multiplier", "shared", "local"))
+    label = net.infer(x).output.argmax(-1)
+    assert (shared >= wide * (1 - 1e-9)).all() and (local >= shared).all()
+    assert (local <= minimal_perturbation(net, x, label, seed=0).distance).all()
+    assert not pgd(net, x, label, local, steps=30, restarts=3, seed=0).success.any()
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
@@ -122,17 +132,7 @@ def one_unit(low, slack, c, high=math.inf, error=0.0):
     return Dual(problem, Sample(t(low), t(high), t(slack), *(torch.zeros(3, dtype=torch.float64))), t(c), t(0.0), 1.0)
 
 
-@pytest.mark.parametrize(
-    ("low", "slack", "c", "high", "nearest"),
-    [
-        (3.0, 0.0, -1.0, math.inf, 2.0),  # v = u / 2 must rise by one
-        (3.0, 0.0, 1.0, math.inf, 2.0),  # v must fall by one, and may
-        (0.0, 0.5, -1.0, math.inf, 2.5),  # first the slack must be used up
-        (0.0, 0.5, -4.0, math.inf, 1.0),
-        (3.0, 0.0, -2.0, 3.0, 1.0),
-        (0.0, 0.5, -2.0, 6.0, 1.5),
-    ],
-)
+@pytest.mark.parametrize(("low", "slack", "c", "high", "nearest"), BY_HAND)
 def test_one_unit_by_hand(low, slack, c, high, nearest):
     dual = one_unit(low, slack, c, high)
     lam = torch.tensor([0.3 * c * c], dtype=torch.float64)
