@@ -76,6 +76,21 @@ def test_losses_and_derivatives_are_those_of_the_general_way(kernels, name, obje
         torch.testing.assert_close(batches[0].activations.double(), torch.cat(z, 1), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_hessians_are_those_of_the_energy(kernels, name):
+    net, exact = (network(name, dtype, kernels) for dtype in (torch.float32, torch.float64))
+    flat = FlatParameters(net)
+    with torch.no_grad(), flat.attached():
+        net.report, net.fixed_sweeps = DeviceCounts(4e-6, kernels), 1
+        step = FusedKernels(net, Contrastive(), flat)
+        x, y = (torch.ones((1, size), device=kernels) for size in (net.sizes[0], net.sizes[-1]))
+        step(Batch(x, y), torch.ones(1, device=kernels))
+        energy = exact.energy_now()
+        for h, right in zip(step._h.double(), (energy.free_hessian.dense(), energy.clamped_hessian.dense()), strict=True):
+            scale = float(right.abs().max())
+            torch.testing.assert_close(h[: len(right), : len(right)], right, rtol=0, atol=1e-6 * scale)
+
+
 def test_biases_may_be_missing(kernels):
     nets = [network("two", dtype, kernels, bias=False, reconstruction_bias=False) for dtype in (torch.float32, torch.float64)]
     x, y = random_input(5, 20, device=kernels), torch.eye(4, dtype=torch.float64, device=kernels)[[0, 1, 2, 3, 0]]

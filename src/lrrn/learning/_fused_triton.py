@@ -1,4 +1,4 @@
-"""One training step of an energy objective in six kernels: arrays in, arrays out.
+"""One training step of an energy objective in seven kernels: arrays in, arrays out.
 
 The hidden units of all layers stand side by side: W is the matrix of all weights between them, M = I - W, and diag(a) and
 diag(e) hold, unit by unit, a_k of the layer below and a_k beta_k of the layer above. Then the Hessian is
@@ -62,61 +62,68 @@ def project(
 
 
 @triton.jit
+def coupling(flat_ptr, map_ptr, rows, columns, WIDTH: tl.constexpr):
+    """Return some rows and columns of M = I - W."""
+    place = tl.load(map_ptr + rows[:, None] * WIDTH + columns[None, :])
+    weights = tl.load(flat_ptr + place, mask=place >= 0, other=0.0)
+    return tl.where(rows[:, None] == columns[None, :], 1.0, 0.0) - weights
+
+
+@triton.jit
 def assemble(
-    flat_ptr, gram_ptr, back_ptr, map_ptr, b_map_ptr, c_map_ptr, below_ptr, above_ptr, bias_ptr, constant_ptr,
-    unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, d_1, v_at, d_last, d_before, reach, last, up, down,
-    WIDTH: tl.constexpr, LAST: tl.constexpr, CHUNK: tl.constexpr,
+    flat_ptr, gram_ptr, back_ptr, map_ptr, b_map_ptr, c_map_ptr, below_ptr, above_ptr, bias_ptr, constant_ptr, h_ptr,
+    dim, d_1, v_at, d_last, d_before, reach, last, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Build the free phase's Hessian (program 0) and the clamped one's (program 1), and halve them; and q at x = 0.
+    """Write the free phase's Hessian and the clamped one's, a square tile of both a program; the first column also q at x = 0.
 
     ``reach`` is a_0 beta_0, ``last`` a of the last layer, ``constant_ptr`` gets the energy of hidden biases at z = 0.
     """
-    phase = tl.program_id(0)
     units = tl.arange(0, WIDTH)
-    h = tl.zeros((WIDTH, WIDTH), dtype=tl.float32)
-    bias = tl.zeros((WIDTH,), dtype=tl.float32)
-    constant = 0.0
-    # a few rows and columns of M at a time: whole matrices as operands are too much for the chip
-    for start in range(0, WIDTH, CHUNK):
-        some = start + tl.arange(0, CHUNK)
-        across = tl.load(map_ptr + some[:, None] * WIDTH + units[None, :])
-        along = tl.load(map_ptr + units[:, None] * WIDTH + some[None, :])
-        rows = tl.where(some[:, None] == units[None, :], 1.0, 0.0)
-        rows -= tl.load(flat_ptr + across, mask=across >= 0, other=0.0)
-        columns = tl.where(units[:, None] == some[None, :], 1.0, 0.0)
-        columns -= tl.load(flat_ptr + along, mask=along >= 0, other=0.0)
-        below = tl.load(below_ptr + some)
-        above = tl.load(above_ptr + some)
-        h += product(tl.trans(rows), below[:, None] * rows)
-        h += product(columns * above[None, :], tl.trans(columns))
-        b_place = tl.load(b_map_ptr + some)
-        c_place = tl.load(c_map_ptr + some)
+    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    below = tl.load(below_ptr + units)
+    above = tl.load(above_ptr + units)
+    into = coupling(flat_ptr, map_ptr, units, rows, WIDTH)
+    out_of = coupling(flat_ptr, map_ptr, rows, units, WIDTH)
+    h = product(tl.trans(into), below[:, None] * coupling(flat_ptr, map_ptr, units, columns, WIDTH))
+    h += product(out_of * above[None, :], tl.trans(coupling(flat_ptr, map_ptr, columns, units, WIDTH)))
+    first = (rows[:, None] < d_1) & (columns[None, :] < d_1)
+    h += reach * tl.load(gram_ptr + rows[:, None] * d_1 + columns[None, :], mask=first, other=0.0)
+    place = h_ptr + rows[:, None] * WIDTH + columns[None, :]
+    tl.store(place, h)
+    left = output_weights(flat_ptr, v_at, d_last, d_before, dim, rows, LAST)
+    right = output_weights(flat_ptr, v_at, d_last, d_before, dim, columns, LAST)
+    tl.store(place + WIDTH * WIDTH, h + last * product(tl.trans(left), right))
+    if tl.program_id(1) == 0:
+        b_place = tl.load(b_map_ptr + units)
+        c_place = tl.load(c_map_ptr + units)
         b = tl.load(flat_ptr + b_place, mask=b_place >= 0, other=0.0)
         c = tl.load(flat_ptr + c_place, mask=c_place >= 0, other=0.0)
-        bias += tl.sum(rows * (below * b)[:, None], axis=0)
-        bias -= tl.sum(columns * (above * c)[None, :], axis=1)
-        # the first layer's biases meet the input, and are counted there
-        constant += 0.5 * tl.sum(tl.where(some < d_1, 0.0, below * b * b) + above * c * c)
-    first = (units[:, None] < d_1) & (units[None, :] < d_1)
-    h += reach * tl.load(gram_ptr + units[:, None] * d_1 + units[None, :], mask=first, other=0.0)
-    if phase == 1:
-        weights = output_weights(flat_ptr, v_at, d_last, d_before, dim, WIDTH, LAST)
-        h += last * product(tl.trans(weights), weights)
-    else:
-        bias += reach * tl.load(back_ptr + units, mask=units < d_1, other=0.0)
-        tl.store(bias_ptr + units, bias)
-        tl.store(constant_ptr, constant)
+        bias = tl.sum(into * (below * b)[:, None], axis=0) - tl.sum(out_of * (above * c)[None, :], axis=1)
+        bias += reach * tl.load(back_ptr + rows, mask=rows < d_1, other=0.0)
+        tl.store(bias_ptr + rows, bias)
+        if tl.program_id(0) == 0:
+            # the first layer's biases meet the input, and are counted there
+            tl.store(constant_ptr, 0.5 * tl.sum(tl.where(units < d_1, 0.0, below * b * b) + above * c * c))
+
+
+@triton.jit
+def halve_phases(h_ptr, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH: tl.constexpr):
+    """Turn the Hessian of each phase, a program each, into what :func:`solve` reads; see :func:`halve`."""
+    phase = tl.program_id(0)
+    units = tl.arange(0, WIDTH)
+    place = phase * WIDTH * WIDTH
+    h = tl.load(h_ptr + place + units[:, None] * WIDTH + units[None, :])
     halve(
-        h, unit_ptr + phase * WIDTH, high_ptr + phase * WIDTH * WIDTH, low_ptr + phase * WIDTH * WIDTH,
-        move_ptr + phase * WIDTH * WIDTH, rates_ptr + phase * 2, dim, up, down, WIDTH,
+        h, unit_ptr + phase * WIDTH, high_ptr + place, low_ptr + place, move_ptr + place, rates_ptr + phase * 2, dim, up, down,
+        WIDTH,
     )  # fmt: skip
 
 
 @triton.jit
-def output_weights(flat_ptr, v_at, d_last, d_before, dim, WIDTH: tl.constexpr, LAST: tl.constexpr):
-    """Return the weights of the last layer, of shape (LAST, WIDTH): zero but for the units of the last hidden layer."""
+def output_weights(flat_ptr, v_at, d_last, d_before, dim, units, LAST: tl.constexpr):
+    """Return the last layer's weights on some units, with LAST rows: zero but for the units of the last hidden layer."""
     outputs = tl.arange(0, LAST)
-    units = tl.arange(0, WIDTH)
     first = dim - d_before
     there = (outputs[:, None] < d_last) & (units[None, :] >= first) & (units[None, :] < dim)
     return tl.load(flat_ptr + v_at + outputs[:, None] * d_before + units[None, :] - first, mask=there, other=0.0)
@@ -188,7 +195,7 @@ def solve(
         y = tl.load(y_ptr + rows[:, None].to(tl.int64) * d_last + outputs[None, :], mask=given, other=0.0)
         offset = tl.load(flat_ptr + b_last_at + outputs, mask=outputs < b_last_size, other=0.0)
         pull = tl.where(given, y - offset[None, :], 0.0)
-        q += last * product(pull, output_weights(flat_ptr, v_at, d_last, d_before, dim, WIDTH, LAST))
+        q += last * product(pull, output_weights(flat_ptr, v_at, d_last, d_before, dim, units, LAST))
         z, value = phase(
             z, q, floor, ceiling, inside, rows, n, unit_ptr + WIDTH, high_ptr + WIDTH * WIDTH, low_ptr + WIDTH * WIDTH,
             move_ptr + WIDTH * WIDTH, rates_ptr + 2, counts_ptr, dim, tol, limit, rounds, steps, WIDTH, TILE,

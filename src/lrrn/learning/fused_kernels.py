@@ -1,4 +1,4 @@
-"""The fast way through a captured step on a CUDA device: solves and derivatives of the paper's objectives in six launches."""
+"""The fast way through a captured step on a CUDA device: solves and derivatives of the paper's objectives in seven launches."""
 
 from __future__ import annotations
 
@@ -122,6 +122,7 @@ class FusedKernels:
 
         self._gram, self._back = room(d_1, d_1), room(d_1)
         self._bias, self._constant = room(width), room(1)
+        self._h = room(2, width, width)
         halves = (room(2, width, width, dtype=torch.float16) for _ in range(3))
         self._matrices = (room(2, width), *halves, room(2, 2))
         self._s = room(2 * width**2 + self._last * width)
@@ -154,8 +155,9 @@ class FusedKernels:
         kernels.project[(tiles,)](flat, x, image, self._gram, self._back, size, n, d_0, d_1, c_at[0], c_size, **shape)
 
         joint = (flat, self._gram, self._back, weights, b_map, c_map, below, above, self._bias, self._constant)
-        shape = {"WIDTH": width, "LAST": self._last, "CHUNK": CHUNK, "num_warps": 16 if width > 64 else 4, "num_stages": 1}
-        kernels.assemble[(2,)](*joint, *self._matrices, dim, d_1, *outputs, reach, last, UP, DOWN, **shape)
+        shape = {"WIDTH": width, "LAST": self._last, "TILE": tile, "num_warps": 4}
+        kernels.assemble[(width // tile, width // tile)](*joint, self._h, dim, d_1, *outputs, reach, last, **shape)
+        kernels.halve_phases[(2,)](self._h, *self._matrices, dim, UP, DOWN, WIDTH=width, num_warps=8 if width > 64 else 4)
 
         tol = DEFAULT_TOL[torch.float32] if self._net.tol is None else self._net.tol
         limit = min(counts.aim, SAFETY * tol)
