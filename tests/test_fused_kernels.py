@@ -54,7 +54,7 @@ def found(net, objective, batch, weight, sweeps=128):
         return loss, flat.gradient.clone(), counts.take()
 
 
-@pytest.mark.parametrize("n", [1, 18])
+@pytest.mark.parametrize("n", [1, 18, 70])  # one tile of each kernel and several
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: type(objective).__name__)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_losses_and_derivatives_are_those_of_the_general_way(kernels, name, objective, n):

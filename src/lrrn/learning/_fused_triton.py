@@ -206,9 +206,8 @@ def solve(
 
 
 @triton.jit
-def difference(free_ptr, clamped_ptr, weight_ptr, rows, n, dim, sign, BALANCED: tl.constexpr, WIDTH: tl.constexpr):
+def difference(free_ptr, clamped_ptr, weight_ptr, rows, units, n, dim, sign, BALANCED: tl.constexpr):
     """Return two tiles whose product is a moment: activations, and weighted activations; or their mean and difference."""
-    units = tl.arange(0, WIDTH)
     inside = (rows[:, None] < n) & (units[None, :] < dim)
     place = rows[:, None].to(tl.int64) * dim + units[None, :]
     weight = sign * tl.load(weight_ptr + rows, mask=rows < n, other=0.0)[:, None]
@@ -224,61 +223,66 @@ def difference(free_ptr, clamped_ptr, weight_ptr, rows, n, dim, sign, BALANCED: 
 @triton.jit
 def moments(
     flat_ptr, image_ptr, y_ptr, weight_ptr, free_ptr, clamped_ptr, s_ptr, t_ptr, n, dim, d_1, b_first_at, b_first_size, d_last,
-    sign, BALANCED: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
+    sign, BALANCED: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, STRIP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Add up over the batch what derivatives are made of.
+    """Add up over the batch what derivatives are made of, for a strip of units a program.
 
-    Program 0 writes S and t of the hidden units, then the sum of the first layer's mismatches, to ``s_ptr`` and ``t_ptr``;
-    program 1, for the last layer, those of the clamped phase, with outputs times units after S, and sums of outputs and of
-    weights after t. ``t_ptr`` has rows of WIDTH: t, mismatches, t clamped, outputs, and the two sums of weights.
+    Programs (i, 0) write rows of S and parts of t of the hidden units, then of the sum of the first layer's mismatches, to
+    ``s_ptr`` and ``t_ptr``; programs (i, 1), for the last layer, those of the clamped phase, with outputs times units after S,
+    and sums of outputs and of weights after t. ``t_ptr`` has rows of WIDTH: t, mismatches, t clamped, outputs, and the two sums
+    of weights.
     """
-    last = tl.program_id(0)
+    last = tl.program_id(1)
     units = tl.arange(0, WIDTH)
+    strip = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
     outputs = tl.arange(0, LAST)
-    s = tl.zeros((WIDTH, WIDTH), dtype=tl.float32)
-    cross = tl.zeros((LAST, WIDTH), dtype=tl.float32)
-    t = tl.zeros((WIDTH,), dtype=tl.float32)
-    mismatch = tl.zeros((WIDTH,), dtype=tl.float32)
+    s = tl.zeros((STRIP, WIDTH), dtype=tl.float32)
+    cross = tl.zeros((LAST, STRIP), dtype=tl.float32)
+    t = tl.zeros((STRIP,), dtype=tl.float32)
+    mismatch = tl.zeros((STRIP,), dtype=tl.float32)
     sums = tl.zeros((LAST,), dtype=tl.float32)
     share = 0.0
-    b = tl.load(flat_ptr + b_first_at + units, mask=units < b_first_size, other=0.0)[None, :]
+    b = tl.load(flat_ptr + b_first_at + strip, mask=strip < b_first_size, other=0.0)[None, :]
     for start in range(0, n, TILE):
         rows = start + tl.arange(0, TILE)
         weight = sign * tl.load(weight_ptr + rows, mask=rows < n, other=0.0)
         if last == 0:
-            z, weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, n, dim, sign, BALANCED, WIDTH)
-            s += product(tl.trans(z), weighted)
-            t += tl.sum(weighted, axis=0)
-            first = (rows[:, None] < n) & (units[None, :] < d_1)
+            z, weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, units, n, dim, sign, BALANCED)
+            z_strip, strip_weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, strip, n, dim, sign, BALANCED)
+            s += product(tl.trans(z_strip), weighted)
+            t += tl.sum(strip_weighted, axis=0)
             if BALANCED:
-                mismatch += tl.sum(weighted, axis=0)
+                s += product(tl.trans(strip_weighted), z)
+                mismatch += tl.sum(strip_weighted, axis=0)
             else:
-                image = tl.load(image_ptr + rows[:, None].to(tl.int64) * d_1 + units[None, :], mask=first, other=0.0)
-                mismatch += tl.sum(weighted - tl.where(first, image + b, 0.0) * weight[:, None], axis=0)
+                first = (rows[:, None] < n) & (strip[None, :] < d_1)
+                image = tl.load(image_ptr + rows[:, None].to(tl.int64) * d_1 + strip[None, :], mask=first, other=0.0)
+                mismatch += tl.sum(strip_weighted - tl.where(first, image + b, 0.0) * weight[:, None], axis=0)
                 share += tl.sum(weight)
         else:
-            z, weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, n, dim, sign, False, WIDTH)
+            z, weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, units, n, dim, sign, False)
+            z_strip, strip_weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, strip, n, dim, sign, False)
             given = (rows[:, None] < n) & (outputs[None, :] < d_last)
             y = tl.load(y_ptr + rows[:, None].to(tl.int64) * d_last + outputs[None, :], mask=given, other=0.0)
-            s += product(tl.trans(z), weighted)
-            cross += product(tl.trans(y), weighted)
-            t += tl.sum(weighted, axis=0)
+            s += product(tl.trans(z_strip), weighted)
+            cross += product(tl.trans(y), strip_weighted)
+            t += tl.sum(strip_weighted, axis=0)
             sums += tl.sum(y * weight[:, None], axis=0)
             share += tl.sum(weight)
-    square = units[:, None] * WIDTH + units[None, :]
+    place = strip[:, None] * WIDTH + units[None, :]
     if last == 0:
-        if BALANCED:
-            s += tl.trans(s)
-        tl.store(s_ptr + square, s)
-        tl.store(t_ptr + units, t)
-        tl.store(t_ptr + WIDTH + units, mismatch)
-        tl.store(t_ptr + 4 * WIDTH, share)
+        tl.store(s_ptr + place, s)
+        tl.store(t_ptr + strip, t)
+        tl.store(t_ptr + WIDTH + strip, mismatch)
+        if tl.program_id(0) == 0:
+            tl.store(t_ptr + 4 * WIDTH, share)
     else:
-        tl.store(s_ptr + WIDTH * WIDTH + square, s)
-        tl.store(s_ptr + 2 * WIDTH * WIDTH + outputs[:, None] * WIDTH + units[None, :], cross)
-        tl.store(t_ptr + 2 * WIDTH + units, t)
-        tl.store(t_ptr + 3 * WIDTH + outputs, sums)
-        tl.store(t_ptr + 4 * WIDTH + 1, share)
+        tl.store(s_ptr + WIDTH * WIDTH + place, s)
+        tl.store(s_ptr + 2 * WIDTH * WIDTH + outputs[:, None] * WIDTH + strip[None, :], cross)
+        tl.store(t_ptr + 2 * WIDTH + strip, t)
+        if tl.program_id(0) == 0:
+            tl.store(t_ptr + 3 * WIDTH + outputs, sums)
+            tl.store(t_ptr + 4 * WIDTH + 1, share)
 
 
 @triton.jit

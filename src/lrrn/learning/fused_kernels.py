@@ -21,6 +21,8 @@ WIDEST, MOST_OUTPUTS = 128, 64
 """Most hidden units, and most outputs, that stay on chip."""
 CHUNK = 16
 """Rows or columns of such a matrix that are an operand at a time."""
+MOST_ROWS = 64
+"""Most rows of the batch that sums over it take at a time."""
 SIGNS = ((-1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
 """Factors on the free and the clamped energy that the kernels know."""
 
@@ -185,17 +187,17 @@ class FusedKernels:
         )  # fmt: skip
 
         sign, balanced = sign_clamped or sign_free, bool(sign_free and sign_clamped)
-        shape = {"BALANCED": balanced, "WIDTH": width, "TILE": tile}
-        phases = (weight, free, clamped, self._s, self._t)
-        kernels.moments[(2 if sign_clamped else 1,)](
-            flat, image, y, *phases, n, dim, d_1, b_at[0], b_size, outputs[1], sign, LAST=self._last, num_warps=8, **shape
+        shape = {"BALANCED": balanced, "WIDTH": width, "TILE": min(padded(n), MOST_ROWS), "num_warps": 8}
+        phases, strip = (weight, free, clamped, self._s, self._t), min(32, width)
+        kernels.moments[(width // strip, 2 if sign_clamped else 1)](
+            flat, image, y, *phases, n, dim, d_1, b_at[0], b_size, outputs[1], sign, LAST=self._last, STRIP=strip, **shape
         )
         if not sign_clamped:
             out.zero_()  # the last layer has no part in it
         columns = 32
         kernels.first_layer[(-(-d_0 // columns),)](
             flat, x, image, *phases, out, n, dim, d_0, d_1, b_at[0], b_size, c_at[0], c_size, own, reach, sign,
-            FIRST=self._first, COLUMNS=columns, num_warps=4, **shape,
+            FIRST=self._first, COLUMNS=columns, num_stages=2, **shape,
         )  # fmt: skip
         if n_layers > (1 if sign_clamped else 2):
             kernels.later_layers[(len(plan),)](
