@@ -15,7 +15,7 @@ from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.network import LRRN
 from lrrn.qp import DEFAULT_TOL
-from lrrn.solvers._half_precision import DOWN, UP, has_kernels, rounds_and_steps
+from lrrn.solvers._half_precision import DOWN, UP, has_kernels, rounds_and_steps, tile_and_warps
 
 WIDEST, MOST_OUTPUTS = 128, 64
 """Most hidden units, and most outputs, that stay on chip."""
@@ -179,9 +179,10 @@ class FusedKernels:
             reach,
             last,
         )
-        shape = {"WIDTH": width, "LAST": self._last, "TILE": tile, "num_warps": 4}
+        at_once, warps = tile_and_warps(n, width)
+        shape = {"WIDTH": width, "LAST": self._last, "TILE": at_once, "num_warps": warps}
         shape |= {"FREE": sign_free != 0, "CLAMPED": sign_clamped != 0, "START": batch.start is not None}
-        kernels.solve[(-(-n // tile),)](
+        kernels.solve[(-(-n // at_once),)](
             *given, *self._matrices, free, clamped, losses, counts.table, *numbers, tol, limit, *rounds_and_steps(sweeps),
             sign_free, sign_clamped, **shape,
         )  # fmt: skip
