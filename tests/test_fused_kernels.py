@@ -19,6 +19,7 @@ NETWORKS = {
     "three, of which one does not reconstruct": ((5, 17, 6, 9, 3), {"beta": (0.0, 0.5, 1.5, 0.0), "gamma": 0.6}),
     "boxes": ((6, 8, 5, 2), {"constraint": (-0.1, 0.3)}),
     "wider than the input": ((70, 30, 20, 10), {}),
+    "more inputs than have a part each": ((600, 9, 3), {}),
     "as wide as the chip takes": ((40, 128, 10), {}),
 }
 

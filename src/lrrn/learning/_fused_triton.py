@@ -26,11 +26,15 @@ def product(a, b):
 
 @triton.jit
 def project(
-    flat_ptr, x_ptr, image_ptr, gram_ptr, back_ptr, size_ptr, n, d_0, d_1, c_at, c_size,
+    flat_ptr, x_ptr, image_ptr, gram_ptr, back_ptr, size_ptr, n, d_0, d_1, c_at, c_size, span,
     FIRST: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the inputs, W_0 itself and c_0 by W_0^T, in tiles of rows; and add up (x + c_0)^2 for each input."""
+    """Multiply the inputs, W_0 itself and c_0 by W_0^T, in tiles of rows; and add up (x + c_0)^2 for each input.
+
+    Programs (i, j) do so for ``span`` columns and write part j of every result; the parts lie one after the other.
+    """
     tile = tl.program_id(0)
+    part = tl.program_id(1)
     inputs = tl.cdiv(n, TILE)
     weights = tl.cdiv(d_1, TILE)
     # one of the three: inputs, rows of W_0, c_0
@@ -43,22 +47,31 @@ def project(
     units = tl.arange(0, FIRST)
     total = tl.zeros((TILE, FIRST), dtype=tl.float32)
     size = tl.zeros((TILE,), dtype=tl.float32)
-    for start in range(0, d_0, CHUNK):
+    for start in range(part * span, tl.minimum((part + 1) * span, d_0), CHUNK):
         columns = start + tl.arange(0, CHUNK)
         inside = (rows[:, None] < count) & (columns[None, :] < d_0)
         if tile >= inputs + weights:
             inside = (rows[:, None] < count) & (columns[None, :] < c_size)
-        part = tl.load(source + rows[:, None].to(tl.int64) * d_0 + columns[None, :], mask=inside, other=0.0)
+        some = tl.load(source + rows[:, None].to(tl.int64) * d_0 + columns[None, :], mask=inside, other=0.0)
         there = (units[None, :] < d_1) & (columns[:, None] < d_0)
         weight = tl.load(flat_ptr + units[None, :] * d_0 + columns[:, None], mask=there, other=0.0)
-        total += product(part, weight)
+        total += product(some, weight)
         offset = tl.load(flat_ptr + c_at + columns, mask=columns < c_size, other=0.0)
-        moved = tl.where(inside, part + offset[None, :], 0.0)
+        moved = tl.where(inside, some + offset[None, :], 0.0)
         size += tl.sum(moved * moved, axis=1)
     kept = (rows[:, None] < count) & (units[None, :] < d_1)
-    tl.store(target + rows[:, None].to(tl.int64) * d_1 + units[None, :], total, mask=kept)
+    tl.store(target + (part * count + rows[:, None]).to(tl.int64) * d_1 + units[None, :], total, mask=kept)
     if tile < inputs:
-        tl.store(size_ptr + rows, size, mask=rows < n)
+        tl.store(size_ptr + part * n + rows, size, mask=rows < n)
+
+
+@triton.jit
+def add_parts(ptr, place, stride, mask, PARTS: tl.constexpr):
+    """Return the sum of what :func:`project` wrote in parts, ``stride`` numbers apart."""
+    total = tl.load(ptr + place, mask=mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(ptr + part * stride + place, mask=mask, other=0.0)
+    return total
 
 
 @triton.jit
@@ -72,7 +85,8 @@ def coupling(flat_ptr, map_ptr, rows, columns, WIDTH: tl.constexpr):
 @triton.jit
 def assemble(
     flat_ptr, gram_ptr, back_ptr, map_ptr, b_map_ptr, c_map_ptr, below_ptr, above_ptr, bias_ptr, constant_ptr, h_ptr,
-    dim, d_1, v_at, d_last, d_before, reach, last, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
+    dim, d_1, v_at, d_last, d_before, reach, last,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write the free phase's Hessian and the clamped one's, a square tile of both a program; the first column also q at x = 0.
 
@@ -88,7 +102,7 @@ def assemble(
     h = product(tl.trans(into), below[:, None] * coupling(flat_ptr, map_ptr, units, columns, WIDTH))
     h += product(out_of * above[None, :], tl.trans(coupling(flat_ptr, map_ptr, columns, units, WIDTH)))
     first = (rows[:, None] < d_1) & (columns[None, :] < d_1)
-    h += reach * tl.load(gram_ptr + rows[:, None] * d_1 + columns[None, :], mask=first, other=0.0)
+    h += reach * add_parts(gram_ptr, rows[:, None] * d_1 + columns[None, :], d_1 * d_1, first, PARTS)
     place = h_ptr + rows[:, None] * WIDTH + columns[None, :]
     tl.store(place, h)
     left = output_weights(flat_ptr, v_at, d_last, d_before, dim, rows, LAST)
@@ -100,7 +114,7 @@ def assemble(
         b = tl.load(flat_ptr + b_place, mask=b_place >= 0, other=0.0)
         c = tl.load(flat_ptr + c_place, mask=c_place >= 0, other=0.0)
         bias = tl.sum(into * (below * b)[:, None], axis=0) - tl.sum(out_of * (above * c)[None, :], axis=1)
-        bias += reach * tl.load(back_ptr + rows, mask=rows < d_1, other=0.0)
+        bias += reach * add_parts(back_ptr, rows, d_1, rows < d_1, PARTS)
         tl.store(bias_ptr + rows, bias)
         if tl.program_id(0) == 0:
             # the first layer's biases meet the input, and are counted there
@@ -161,15 +175,20 @@ def solve(
     n, dim, d_1, b_first_at, b_first_size, v_at, b_last_at, b_last_size, d_last, d_before, own, reach, last, tol, limit,
     rounds, steps,
     sign_free, sign_clamped, FREE: tl.constexpr, CLAMPED: tl.constexpr, START: tl.constexpr,
-    WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Solve the free phase, then the clamped one from there, and write both answers and the losses."""
+    """Solve the free phase, then the clamped one from there, and write both answers and the losses.
+
+    The first part of ``image_ptr`` becomes the sum of all.
+    """
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     units = tl.arange(0, WIDTH)
     inside = (rows[:, None] < n) & (units[None, :] < dim)
     place = rows[:, None].to(tl.int64) * dim + units[None, :]
     first = (rows[:, None] < n) & (units[None, :] < d_1)
-    image = tl.load(image_ptr + rows[:, None].to(tl.int64) * d_1 + units[None, :], mask=first, other=0.0)
+    seen = rows[:, None].to(tl.int64) * d_1 + units[None, :]
+    image = add_parts(image_ptr, seen, n * d_1, first, PARTS)
+    tl.store(image_ptr + seen, image, mask=first)
     q = tl.where(inside, tl.load(bias_ptr + units)[None, :] + (own + reach) * image, 0.0)
     floor = tl.load(lo_ptr + units, mask=units < dim, other=0.0)[None, :] + tl.zeros((TILE, WIDTH), dtype=tl.float32)
     ceiling = tl.load(hi_ptr + units, mask=units < dim, other=0.0)[None, :] + tl.zeros((TILE, WIDTH), dtype=tl.float32)
@@ -179,7 +198,8 @@ def solve(
     z = tl.minimum(tl.maximum(z, floor), ceiling)
     b = tl.load(flat_ptr + b_first_at + units, mask=units < b_first_size, other=0.0)[None, :]
     moved = tl.where(first, image + b, 0.0)
-    constant = 0.5 * (own * tl.sum(moved * moved, axis=1) + reach * tl.load(size_ptr + rows, mask=rows < n, other=0.0))
+    size = add_parts(size_ptr, rows, n, rows < n, PARTS)
+    constant = 0.5 * (own * tl.sum(moved * moved, axis=1) + reach * size)
     constant += tl.load(constant_ptr)
     loss = tl.zeros((TILE,), dtype=tl.float32)
     if FREE:

@@ -19,8 +19,10 @@ from lrrn.solvers._half_precision import DOWN, UP, has_kernels, rounds_and_steps
 
 WIDEST, MOST_OUTPUTS = 128, 64
 """Most hidden units, and most outputs, that stay on chip."""
-CHUNK = 16
+SLICE = 16
 """Rows or columns of such a matrix that are an operand at a time."""
+CHUNK, MOST_PARTS = 64, 8
+"""Columns of the input that are an operand at a time, and most parts that they are shared out to."""
 MOST_ROWS = 64
 """Most rows of the batch that sums over it take at a time."""
 SIGNS = ((-1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
@@ -122,7 +124,10 @@ class FusedKernels:
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
-        self._gram, self._back = room(d_1, d_1), room(d_1)
+        # columns of the input that a part of the first products has, and parts: a program adds up no more than it must
+        self._span = CHUNK * -(-self._sizes[0] // (CHUNK * MOST_PARTS))
+        self._parts = -(-self._sizes[0] // self._span)
+        self._gram, self._back = room(self._parts, d_1, d_1), room(self._parts, d_1)
         self._bias, self._constant = room(width), room(1)
         self._h = room(2, width, width)
         halves = (room(2, width, width, dtype=torch.float16) for _ in range(3))
@@ -145,7 +150,8 @@ class FusedKernels:
         y = x if batch.target is None else batch.target.contiguous()
         (w_at, b_at, c_at), (d_0, d_1), n_layers = self._places, self._sizes[:2], self._n_layers
         own, reach, last = self._own[0], self._reach[0], self._own[-1]
-        image, size, losses = (torch.empty(shape, device=x.device) for shape in ((n, d_1), (n,), (n,)))
+        parts = self._parts
+        image, size, losses = (torch.empty(shape, device=x.device) for shape in ((parts, n, d_1), (parts, n), (n,)))
         free = torch.empty((n, dim), device=x.device)
         clamped = torch.empty_like(free) if sign_clamped else free
         tile, (b_size, c_size) = 16, self._biases(0)
@@ -153,11 +159,13 @@ class FusedKernels:
         outputs = (w_at[-1], self._sizes[-1], self._sizes[-2])
 
         tiles = -(-n // tile) + -(-d_1 // tile) + 1
-        shape = {"FIRST": self._first, "TILE": tile, "CHUNK": 64, "num_warps": 4}
-        kernels.project[(tiles,)](flat, x, image, self._gram, self._back, size, n, d_0, d_1, c_at[0], c_size, **shape)
+        shape = {"FIRST": self._first, "TILE": tile, "CHUNK": CHUNK, "num_warps": 4}
+        kernels.project[(tiles, parts)](
+            flat, x, image, self._gram, self._back, size, n, d_0, d_1, c_at[0], c_size, self._span, **shape
+        )
 
         joint = (flat, self._gram, self._back, weights, b_map, c_map, below, above, self._bias, self._constant)
-        shape = {"WIDTH": width, "LAST": self._last, "TILE": tile, "num_warps": 4}
+        shape = {"PARTS": parts, "WIDTH": width, "LAST": self._last, "TILE": tile, "num_warps": 4}
         kernels.assemble[(width // tile, width // tile)](*joint, self._h, dim, d_1, *outputs, reach, last, **shape)
         kernels.halve_phases[(2,)](self._h, *self._matrices, dim, UP, DOWN, WIDTH=width, num_warps=8 if width > 64 else 4)
 
@@ -180,7 +188,7 @@ class FusedKernels:
             last,
         )
         at_once, warps = tile_and_warps(n, width)
-        shape = {"WIDTH": width, "LAST": self._last, "TILE": at_once, "num_warps": warps}
+        shape = {"PARTS": parts, "WIDTH": width, "LAST": self._last, "TILE": at_once, "num_warps": warps}
         shape |= {"FREE": sign_free != 0, "CLAMPED": sign_clamped != 0, "START": batch.start is not None}
         kernels.solve[(-(-n // at_once),)](
             *given, *self._matrices, free, clamped, losses, counts.table, *numbers, tol, limit, *rounds_and_steps(sweeps),
@@ -202,7 +210,7 @@ class FusedKernels:
         )  # fmt: skip
         if n_layers > (1 if sign_clamped else 2):
             kernels.later_layers[(len(plan),)](
-                flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, CHUNK=CHUNK,
+                flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, CHUNK=SLICE,
                 num_warps=4 if width <= 64 else 8, num_stages=1,
             )  # fmt: skip
         batch.activations = free if sign_free else None
