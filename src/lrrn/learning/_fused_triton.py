@@ -8,6 +8,7 @@ diag(e) hold, unit by unit, a_k of the layer below and a_k beta_k of the layer a
 and depth is a matter of index tables. Derivatives need the activations only through their second moments S and sums t over the
 batch; where two phases are compared, S and t are those of their mean and their difference, in which nothing cancels. ``WIDTH``
 is the number of hidden units, ``FIRST`` that of the first layer and ``LAST`` that of the outputs, all padded to powers of two.
+``pick_ptr`` holds the numbers of the batch's rows in ``x_ptr`` and ``y_ptr``; other arrays have the rows of the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def product(a, b):
 
 @triton.jit
 def project(
-    flat_ptr, x_ptr, image_ptr, gram_ptr, back_ptr, size_ptr, n, d_0, d_1, c_at, c_size, span,
+    flat_ptr, x_ptr, pick_ptr, image_ptr, gram_ptr, back_ptr, size_ptr, n, d_0, d_1, c_at, c_size, span,
     FIRST: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Multiply the inputs, W_0 itself and c_0 by W_0^T, in tiles of rows; and add up (x + c_0)^2 for each input.
@@ -44,6 +45,9 @@ def project(
     if tile >= inputs + weights:
         source, target, count, first = flat_ptr + c_at, back_ptr, 1, 0
     rows = first + tl.arange(0, TILE)
+    lines = rows.to(tl.int64)
+    if tile < inputs:
+        lines = tl.load(pick_ptr + rows, mask=rows < n, other=0)
     units = tl.arange(0, FIRST)
     total = tl.zeros((TILE, FIRST), dtype=tl.float32)
     size = tl.zeros((TILE,), dtype=tl.float32)
@@ -52,7 +56,7 @@ def project(
         inside = (rows[:, None] < count) & (columns[None, :] < d_0)
         if tile >= inputs + weights:
             inside = (rows[:, None] < count) & (columns[None, :] < c_size)
-        some = tl.load(source + rows[:, None].to(tl.int64) * d_0 + columns[None, :], mask=inside, other=0.0)
+        some = tl.load(source + lines[:, None] * d_0 + columns[None, :], mask=inside, other=0.0)
         there = (units[None, :] < d_1) & (columns[:, None] < d_0)
         weight = tl.load(flat_ptr + units[None, :] * d_0 + columns[:, None], mask=there, other=0.0)
         total += product(some, weight)
@@ -170,7 +174,7 @@ def phase(
 
 @triton.jit
 def solve(
-    flat_ptr, image_ptr, size_ptr, y_ptr, start_ptr, bias_ptr, constant_ptr, lo_ptr, hi_ptr,
+    flat_ptr, image_ptr, size_ptr, y_ptr, pick_ptr, start_ptr, bias_ptr, constant_ptr, lo_ptr, hi_ptr,
     unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, free_ptr, clamped_ptr, loss_ptr, counts_ptr,
     n, dim, d_1, b_first_at, b_first_size, v_at, b_last_at, b_last_size, d_last, d_before, own, reach, last, tol, limit,
     rounds, steps,
@@ -212,7 +216,8 @@ def solve(
     if CLAMPED:
         outputs = tl.arange(0, LAST)
         given = (rows[:, None] < n) & (outputs[None, :] < d_last)
-        y = tl.load(y_ptr + rows[:, None].to(tl.int64) * d_last + outputs[None, :], mask=given, other=0.0)
+        picked = tl.load(pick_ptr + rows, mask=rows < n, other=0)
+        y = tl.load(y_ptr + picked[:, None] * d_last + outputs[None, :], mask=given, other=0.0)
         offset = tl.load(flat_ptr + b_last_at + outputs, mask=outputs < b_last_size, other=0.0)
         pull = tl.where(given, y - offset[None, :], 0.0)
         q += last * product(pull, output_weights(flat_ptr, v_at, d_last, d_before, dim, units, LAST))
@@ -242,8 +247,9 @@ def difference(free_ptr, clamped_ptr, weight_ptr, rows, units, n, dim, sign, BAL
 
 @triton.jit
 def moments(
-    flat_ptr, image_ptr, y_ptr, weight_ptr, free_ptr, clamped_ptr, s_ptr, t_ptr, n, dim, d_1, b_first_at, b_first_size, d_last,
-    sign, BALANCED: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, STRIP: tl.constexpr, TILE: tl.constexpr,
+    flat_ptr, image_ptr, y_ptr, pick_ptr, weight_ptr, free_ptr, clamped_ptr, s_ptr, t_ptr,
+    n, dim, d_1, b_first_at, b_first_size, d_last, sign,
+    BALANCED: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, STRIP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Add up over the batch what derivatives are made of, for a strip of units a program.
 
@@ -283,7 +289,8 @@ def moments(
             z, weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, units, n, dim, sign, False)
             z_strip, strip_weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, strip, n, dim, sign, False)
             given = (rows[:, None] < n) & (outputs[None, :] < d_last)
-            y = tl.load(y_ptr + rows[:, None].to(tl.int64) * d_last + outputs[None, :], mask=given, other=0.0)
+            picked = tl.load(pick_ptr + rows, mask=rows < n, other=0)
+            y = tl.load(y_ptr + picked[:, None] * d_last + outputs[None, :], mask=given, other=0.0)
             s += product(tl.trans(z_strip), weighted)
             cross += product(tl.trans(y), strip_weighted)
             t += tl.sum(strip_weighted, axis=0)
@@ -307,7 +314,7 @@ def moments(
 
 @triton.jit
 def first_layer(
-    flat_ptr, x_ptr, image_ptr, weight_ptr, free_ptr, clamped_ptr, s_ptr, t_ptr, out_ptr,
+    flat_ptr, x_ptr, pick_ptr, image_ptr, weight_ptr, free_ptr, clamped_ptr, s_ptr, t_ptr, out_ptr,
     n, dim, d_0, d_1, b_at, b_size, c_at, c_size, own, reach, sign,
     BALANCED: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -321,7 +328,8 @@ def first_layer(
     for start in range(0, n, TILE):
         rows = start + tl.arange(0, TILE)
         inside = (rows[:, None] < n) & (columns[None, :] < d_0)
-        x = tl.load(x_ptr + rows[:, None].to(tl.int64) * d_0 + columns[None, :], mask=inside, other=0.0)
+        picked = tl.load(pick_ptr + rows, mask=rows < n, other=0)
+        x = tl.load(x_ptr + picked[:, None] * d_0 + columns[None, :], mask=inside, other=0.0)
         place = rows[:, None].to(tl.int64) * dim + units[None, :]
         first = (rows[:, None] < n) & there[None, :]
         weight = sign * tl.load(weight_ptr + rows, mask=rows < n, other=0.0)[:, None]

@@ -135,10 +135,11 @@ class FusedKernels:
         self._s = room(2 * width**2 + self._last * width)
         self._t = room(4 * width + 2)
 
-    def __call__(self, batch: Batch, weight: Tensor) -> Tensor:
+    def __call__(self, batch: Batch, weight: Tensor, rows: Tensor | None = None) -> Tensor:
         """Set the derivatives of the weighted sum of losses and return that sum.
 
-        ``batch.activations`` gets the free phase's activations.
+        ``rows`` says which rows of ``batch.x`` and ``batch.target`` are meant: all, if it is None. ``batch.activations`` gets
+        the free phase's activations.
         """
         counts, sweeps = self._net.report, self._net.fixed_sweeps
         assert isinstance(counts, DeviceCounts) and sweeps is not None
@@ -146,7 +147,8 @@ class FusedKernels:
         sign_free, sign_clamped = self._signs
         if batch.target is None and sign_clamped:
             raise ValueError("this objective needs targets y, and none were given")
-        x, n, dim, width = batch.x.contiguous(), len(batch.x), self._dim, self._width
+        x, n, dim, width = batch.x.contiguous(), len(weight), self._dim, self._width
+        pick = torch.arange(n, device=x.device) if rows is None else rows.contiguous()
         y = x if batch.target is None else batch.target.contiguous()
         (w_at, b_at, c_at), (d_0, d_1), n_layers = self._places, self._sizes[:2], self._n_layers
         own, reach, last = self._own[0], self._reach[0], self._own[-1]
@@ -161,7 +163,7 @@ class FusedKernels:
         tiles = -(-n // tile) + -(-d_1 // tile) + 1
         shape = {"FIRST": self._first, "TILE": tile, "CHUNK": CHUNK, "num_warps": 4}
         kernels.project[(tiles, parts)](
-            flat, x, image, self._gram, self._back, size, n, d_0, d_1, c_at[0], c_size, self._span, **shape
+            flat, x, pick, image, self._gram, self._back, size, n, d_0, d_1, c_at[0], c_size, self._span, **shape
         )
 
         joint = (flat, self._gram, self._back, weights, b_map, c_map, below, above, self._bias, self._constant)
@@ -172,7 +174,7 @@ class FusedKernels:
         tol = DEFAULT_TOL[torch.float32] if self._net.tol is None else self._net.tol
         limit = min(counts.aim, SAFETY * tol)
         start = free if batch.start is None else batch.start.contiguous()
-        given = (flat, image, size, y, start, self._bias, self._constant, self._lo, self._hi)
+        given = (flat, image, size, y, pick, start, self._bias, self._constant, self._lo, self._hi)
         numbers = (
             n,
             dim,
@@ -199,13 +201,13 @@ class FusedKernels:
         shape = {"BALANCED": balanced, "WIDTH": width, "TILE": min(padded(n), MOST_ROWS), "num_warps": 8}
         phases, strip = (weight, free, clamped, self._s, self._t), min(32, width)
         kernels.moments[(width // strip, 2 if sign_clamped else 1)](
-            flat, image, y, *phases, n, dim, d_1, b_at[0], b_size, outputs[1], sign, LAST=self._last, STRIP=strip, **shape
+            flat, image, y, pick, *phases, n, dim, d_1, b_at[0], b_size, outputs[1], sign, LAST=self._last, STRIP=strip, **shape
         )
         if not sign_clamped:
             out.zero_()  # the last layer has no part in it
         columns = 32
         kernels.first_layer[(-(-d_0 // columns),)](
-            flat, x, image, *phases, out, n, dim, d_0, d_1, b_at[0], b_size, c_at[0], c_size, own, reach, sign,
+            flat, x, pick, image, *phases, out, n, dim, d_0, d_1, b_at[0], b_size, c_at[0], c_size, own, reach, sign,
             FIRST=self._first, COLUMNS=columns, num_stages=2, **shape,
         )  # fmt: skip
         if n_layers > (1 if sign_clamped else 2):
