@@ -10,6 +10,7 @@ from torch import Tensor
 from lrrn.learning.augment import image_side, shifted
 from lrrn.learning.captured import CapturedSteps
 from lrrn.learning.flat import FlatParameters
+from lrrn.learning.flat_adam import FlatAdam
 from lrrn.learning.fused import SWEEPS, FusedStep
 from lrrn.learning.fused_kernels import FusedKernels
 from lrrn.learning.monitor import SolveCounts, layer_norms, start_vectors
@@ -50,6 +51,7 @@ class Step:
         self._last = flat.last_weights()
         self._fused: FusedStep | None = None
         self._kernels: FusedKernels | None = None
+        self._adam: FlatAdam | None = None
         self.optimizer = _optimizer(flat, settings)
         self.vectors = start_vectors(net)
         self.activations: Tensor | None = None
@@ -77,6 +79,8 @@ class Step:
             self._fused = FusedStep(self._net, cast(EnergyObjective, self._objective), self._flat, self.aim)
         elif self._flat.vector.is_cuda and FusedKernels.applies(self._net, self._objective):
             self._kernels = FusedKernels(self._net, cast(EnergyObjective, self._objective), self._flat)
+        if self._flat.vector.is_cuda and FlatAdam.applies(self.optimizer, self._flat):
+            self._adam = FlatAdam(self.optimizer, self._flat)
 
     def set_rate(self, rate: float | Tensor) -> None:
         """Set the learning rate of the next update."""
@@ -164,6 +168,8 @@ class Step:
                     stretch.addcmul_(stretch.grad, rate, value=-1)
                 else:
                     stretch.add_(stretch.grad, alpha=-rate)
+        elif self._adam is not None:
+            self._adam()
         else:
             self.optimizer.step()
         self.project()
