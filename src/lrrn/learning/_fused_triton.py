@@ -174,7 +174,7 @@ def phase(
 
 @triton.jit
 def solve(
-    flat_ptr, image_ptr, size_ptr, y_ptr, pick_ptr, start_ptr, bias_ptr, constant_ptr, lo_ptr, hi_ptr,
+    flat_ptr, parts_ptr, size_ptr, image_ptr, y_ptr, pick_ptr, start_ptr, bias_ptr, constant_ptr, lo_ptr, hi_ptr,
     unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, free_ptr, clamped_ptr, loss_ptr, counts_ptr,
     n, dim, d_1, b_first_at, b_first_size, v_at, b_last_at, b_last_size, d_last, d_before, own, reach, last, tol, limit,
     rounds, steps,
@@ -183,7 +183,7 @@ def solve(
 ):  # fmt: skip
     """Solve the free phase, then the clamped one from there, and write both answers and the losses.
 
-    The first part of ``image_ptr`` becomes the sum of all.
+    ``parts_ptr`` and ``size_ptr`` are what :func:`project` wrote for the inputs; ``image_ptr`` gets the sum of the former.
     """
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     units = tl.arange(0, WIDTH)
@@ -191,7 +191,7 @@ def solve(
     place = rows[:, None].to(tl.int64) * dim + units[None, :]
     first = (rows[:, None] < n) & (units[None, :] < d_1)
     seen = rows[:, None].to(tl.int64) * d_1 + units[None, :]
-    image = add_parts(image_ptr, seen, n * d_1, first, PARTS)
+    image = add_parts(parts_ptr, seen, n * d_1, first, PARTS)
     tl.store(image_ptr + seen, image, mask=first)
     q = tl.where(inside, tl.load(bias_ptr + units)[None, :] + (own + reach) * image, 0.0)
     floor = tl.load(lo_ptr + units, mask=units < dim, other=0.0)[None, :] + tl.zeros((TILE, WIDTH), dtype=tl.float32)

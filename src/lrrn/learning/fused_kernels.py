@@ -152,8 +152,8 @@ class FusedKernels:
         y = x if batch.target is None else batch.target.contiguous()
         (w_at, b_at, c_at), (d_0, d_1), n_layers = self._places, self._sizes[:2], self._n_layers
         own, reach, last = self._own[0], self._reach[0], self._own[-1]
-        parts = self._parts
-        image, size, losses = (torch.empty(shape, device=x.device) for shape in ((parts, n, d_1), (parts, n), (n,)))
+        parts, shapes = self._parts, ((self._parts, n, d_1), (self._parts, n), (n, d_1), (n,))
+        images, size, image, losses = (torch.empty(shape, device=x.device) for shape in shapes)
         free = torch.empty((n, dim), device=x.device)
         clamped = torch.empty_like(free) if sign_clamped else free
         tile, (b_size, c_size) = 16, self._biases(0)
@@ -163,7 +163,7 @@ class FusedKernels:
         tiles = -(-n // tile) + -(-d_1 // tile) + 1
         shape = {"FIRST": self._first, "TILE": tile, "CHUNK": CHUNK, "num_warps": 4}
         kernels.project[(tiles, parts)](
-            flat, x, pick, image, self._gram, self._back, size, n, d_0, d_1, c_at[0], c_size, self._span, **shape
+            flat, x, pick, images, self._gram, self._back, size, n, d_0, d_1, c_at[0], c_size, self._span, **shape
         )
 
         joint = (flat, self._gram, self._back, weights, b_map, c_map, below, above, self._bias, self._constant)
@@ -174,7 +174,7 @@ class FusedKernels:
         tol = DEFAULT_TOL[torch.float32] if self._net.tol is None else self._net.tol
         limit = min(counts.aim, SAFETY * tol)
         start = free if batch.start is None else batch.start.contiguous()
-        given = (flat, image, size, y, pick, start, self._bias, self._constant, self._lo, self._hi)
+        given = (flat, images, size, image, y, pick, start, self._bias, self._constant, self._lo, self._hi)
         numbers = (
             n,
             dim,
