@@ -360,9 +360,9 @@ def first_layer(
 
 @triton.jit
 def later_layers(
-    flat_ptr, s_ptr, t_ptr, plan_ptr, factor_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+    flat_ptr, s_ptr, t_ptr, plan_ptr, factor_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Write the derivatives in W_k, b_k and c_k for k >= 1, a layer a program.
+    """Write the derivatives in W_k, b_k and c_k for k >= 1: programs (k - 1, i, j) a square tile of W_k.
 
     A row of ``plan_ptr`` holds where W, b and c begin, how many numbers b and c have, the widths above and below, and where S
     of above and below, of below, of above, t of above, of below, and the sum of weights are; one of ``factor_ptr``, a_k and
@@ -374,35 +374,39 @@ def later_layers(
     d, d_in = tl.load(plan + 5), tl.load(plan + 6)
     own = tl.load(factor_ptr + tl.program_id(0) * 2)
     reach = tl.load(factor_ptr + tl.program_id(0) * 2 + 1)
-    i = tl.arange(0, BLOCK)
-    up = i < d
-    low = i < d_in
-    place = w_at + i[:, None] * d_in + i[None, :]
-    square = i[:, None] * WIDTH + i[None, :]
-    w = tl.load(flat_ptr + place, mask=up[:, None] & low[None, :], other=0.0)
-    b = tl.load(flat_ptr + b_at + i, mask=i < b_size, other=0.0)
-    c = tl.load(flat_ptr + c_at + i, mask=i < c_size, other=0.0)
-    across = tl.load(s_ptr + tl.load(plan + 7) + square, mask=up[:, None] & low[None, :], other=0.0)
-    t_above = tl.load(t_ptr + tl.load(plan + 10) + i, mask=up, other=0.0)
-    t_below = tl.load(t_ptr + tl.load(plan + 11) + i, mask=low, other=0.0)
+    rows = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    columns = tl.program_id(2) * TILE + tl.arange(0, TILE)
+    units = tl.arange(0, BLOCK)
+    up, low = rows < d, columns < d_in
+    # the tile's rows of W and columns of the moments below, its rows of the moments above and columns of W
+    left = tl.load(
+        flat_ptr + w_at + rows[:, None] * d_in + units[None, :], mask=up[:, None] & (units[None, :] < d_in), other=0.0
+    )
+    below = tl.load(
+        s_ptr + tl.load(plan + 8) + units[:, None] * WIDTH + columns[None, :],
+        mask=(units[:, None] < d_in) & low[None, :], other=0.0,
+    )  # fmt: skip
+    above = tl.load(
+        s_ptr + tl.load(plan + 9) + rows[:, None] * WIDTH + units[None, :], mask=up[:, None] & (units[None, :] < d), other=0.0
+    )
+    right = tl.load(
+        flat_ptr + w_at + units[:, None] * d_in + columns[None, :], mask=(units[:, None] < d) & low[None, :], other=0.0
+    )
+    inside = up[:, None] & low[None, :]
+    across = tl.load(s_ptr + tl.load(plan + 7) + rows[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0)
+    b = tl.load(flat_ptr + b_at + rows, mask=rows < b_size, other=0.0)
+    c = tl.load(flat_ptr + c_at + columns, mask=columns < c_size, other=0.0)
+    t_above = t_ptr + tl.load(plan + 10)
+    t_below = t_ptr + tl.load(plan + 11)
+    t_up = tl.load(t_above + rows, mask=up, other=0.0)
+    t_low = tl.load(t_below + columns, mask=low, other=0.0)
+    slopes = own * (b[:, None] * t_low[None, :] - across) - reach * (across + t_up[:, None] * c[None, :])
+    slopes += product(own * left, below) + product(reach * above, right)
+    tl.store(out_ptr + w_at + rows[:, None] * d_in + columns[None, :], slopes, mask=inside)
     share = tl.load(t_ptr + tl.load(plan + 12))
-    slopes = own * (b[:, None] * t_below[None, :] - across) - reach * (across + t_above[:, None] * c[None, :])
-    for start in range(0, BLOCK, CHUNK):
-        some = start + tl.arange(0, CHUNK)
-        # columns of W and rows of the moments below, columns of the moments above and rows of W
-        left = tl.load(
-            flat_ptr + w_at + i[:, None] * d_in + some[None, :], mask=up[:, None] & (some[None, :] < d_in), other=0.0
-        )
-        below = tl.load(
-            s_ptr + tl.load(plan + 8) + some[:, None] * WIDTH + i[None, :],
-            mask=(some[:, None] < d_in) & low[None, :], other=0.0,
-        )  # fmt: skip
-        above = tl.load(
-            s_ptr + tl.load(plan + 9) + i[:, None] * WIDTH + some[None, :], mask=up[:, None] & (some[None, :] < d), other=0.0
-        )
-        right = tl.load(flat_ptr + w_at + some[:, None] * d_in + i[None, :], mask=(some[:, None] < d) & low[None, :], other=0.0)
-        slopes += product(own * left, below) + product(reach * above, right)
-    tl.store(out_ptr + place, slopes, mask=up[:, None] & low[None, :])
-    tl.store(out_ptr + b_at + i, own * (tl.sum(w * t_below[None, :], axis=1) + b * share - t_above), mask=i < b_size)
-    back = tl.sum(w * t_above[:, None], axis=0)
-    tl.store(out_ptr + c_at + i, reach * (t_below + c * share - back), mask=i < c_size)
+    if tl.program_id(2) == 0:
+        image = tl.sum(left * tl.load(t_below + units, mask=units < d_in, other=0.0)[None, :], axis=1)
+        tl.store(out_ptr + b_at + rows, own * (image + b * share - t_up), mask=rows < b_size)
+    if tl.program_id(1) == 0:
+        back = tl.sum(right * tl.load(t_above + units, mask=units < d, other=0.0)[:, None], axis=0)
+        tl.store(out_ptr + c_at + columns, reach * (t_low + c * share - back), mask=columns < c_size)

@@ -19,8 +19,6 @@ from lrrn.solvers._half_precision import DOWN, UP, has_kernels, rounds_and_steps
 
 WIDEST, MOST_OUTPUTS = 128, 64
 """Most hidden units, and most outputs, that stay on chip."""
-SLICE = 16
-"""Rows or columns of such a matrix that are an operand at a time."""
 CHUNK, MOST_PARTS = 64, 8
 """Columns of the input that are an operand at a time, and most parts that they are shared out to."""
 MOST_ROWS = 64
@@ -211,10 +209,10 @@ class FusedKernels:
             FIRST=self._first, COLUMNS=columns, num_stages=2, **shape,
         )  # fmt: skip
         if n_layers > (1 if sign_clamped else 2):
-            kernels.later_layers[(len(plan),)](
-                flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, CHUNK=SLICE,
-                num_warps=4 if width <= 64 else 8, num_stages=1,
-            )  # fmt: skip
+            side = self._block // tile
+            kernels.later_layers[(len(plan), side, side)](
+                flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, TILE=tile, num_warps=4
+            )
         batch.activations = free if sign_free else None
         return torch.dot(losses, weight)
 
