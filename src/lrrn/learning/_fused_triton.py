@@ -247,7 +247,7 @@ def difference(free_ptr, clamped_ptr, weight_ptr, rows, units, n, dim, sign, BAL
 
 @triton.jit
 def moments(
-    flat_ptr, image_ptr, y_ptr, pick_ptr, weight_ptr, free_ptr, clamped_ptr, s_ptr, t_ptr,
+    flat_ptr, image_ptr, y_ptr, pick_ptr, loss_ptr, total_ptr, weight_ptr, free_ptr, clamped_ptr, s_ptr, t_ptr,
     n, dim, d_1, b_first_at, b_first_size, d_last, sign,
     BALANCED: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, STRIP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -256,7 +256,7 @@ def moments(
     Programs (i, 0) write rows of S and parts of t of the hidden units, then of the sum of the first layer's mismatches, to
     ``s_ptr`` and ``t_ptr``; programs (i, 1), for the last layer, those of the clamped phase, with outputs times units after S,
     and sums of outputs and of weights after t. ``t_ptr`` has rows of WIDTH: t, mismatches, t clamped, outputs, and the two sums
-    of weights.
+    of weights. ``total_ptr`` gets the weighted sum of losses.
     """
     last = tl.program_id(1)
     units = tl.arange(0, WIDTH)
@@ -268,11 +268,14 @@ def moments(
     mismatch = tl.zeros((STRIP,), dtype=tl.float32)
     sums = tl.zeros((LAST,), dtype=tl.float32)
     share = 0.0
+    total = 0.0
     b = tl.load(flat_ptr + b_first_at + strip, mask=strip < b_first_size, other=0.0)[None, :]
     for start in range(0, n, TILE):
         rows = start + tl.arange(0, TILE)
-        weight = sign * tl.load(weight_ptr + rows, mask=rows < n, other=0.0)
+        plain = tl.load(weight_ptr + rows, mask=rows < n, other=0.0)
+        weight = sign * plain
         if last == 0:
+            total += tl.sum(plain * tl.load(loss_ptr + rows, mask=rows < n, other=0.0))
             z, weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, units, n, dim, sign, BALANCED)
             z_strip, strip_weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, strip, n, dim, sign, BALANCED)
             s += product(tl.trans(z_strip), weighted)
@@ -303,6 +306,7 @@ def moments(
         tl.store(t_ptr + WIDTH + strip, mismatch)
         if tl.program_id(0) == 0:
             tl.store(t_ptr + 4 * WIDTH, share)
+            tl.store(total_ptr, total)
     else:
         tl.store(s_ptr + WIDTH * WIDTH + place, s)
         tl.store(s_ptr + 2 * WIDTH * WIDTH + outputs[:, None] * WIDTH + strip[None, :], cross)

@@ -150,8 +150,8 @@ class FusedKernels:
         y = x if batch.target is None else batch.target.contiguous()
         (w_at, b_at, c_at), (d_0, d_1), n_layers = self._places, self._sizes[:2], self._n_layers
         own, reach, last = self._own[0], self._reach[0], self._own[-1]
-        parts, shapes = self._parts, ((self._parts, n, d_1), (self._parts, n), (n, d_1), (n,))
-        images, size, image, losses = (torch.empty(shape, device=x.device) for shape in shapes)
+        parts, shapes = self._parts, ((self._parts, n, d_1), (self._parts, n), (n, d_1), (n,), ())
+        images, size, image, losses, total = (torch.empty(shape, device=x.device) for shape in shapes)
         free = torch.empty((n, dim), device=x.device)
         clamped = torch.empty_like(free) if sign_clamped else free
         tile, (b_size, c_size) = 16, self._biases(0)
@@ -199,8 +199,9 @@ class FusedKernels:
         shape = {"BALANCED": balanced, "WIDTH": width, "TILE": min(padded(n), MOST_ROWS), "num_warps": 8}
         phases, strip = (weight, free, clamped, self._s, self._t), min(32, width)
         kernels.moments[(width // strip, 2 if sign_clamped else 1)](
-            flat, image, y, pick, *phases, n, dim, d_1, b_at[0], b_size, outputs[1], sign, LAST=self._last, STRIP=strip, **shape
-        )
+            flat, image, y, pick, losses, total, *phases, n, dim, d_1, b_at[0], b_size, outputs[1], sign,
+            LAST=self._last, STRIP=strip, **shape,
+        )  # fmt: skip
         if not sign_clamped:
             out.zero_()  # the last layer has no part in it
         columns = 32
@@ -214,7 +215,7 @@ class FusedKernels:
                 flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, TILE=tile, num_warps=4
             )
         batch.activations = free if sign_free else None
-        return torch.dot(losses, weight)
+        return total
 
 
 def padded(size: int) -> int:

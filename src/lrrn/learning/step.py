@@ -201,7 +201,7 @@ class Step:
         of, nobody = self._settings.epochs * -(-len(data) // size), SolveCounts()
 
         def slopes(rows: Tensor, moment: Tensor) -> Tensor:
-            return cast(Tensor, self.gradients(data, rows, moment, of, size, nobody)) * size
+            return cast(Tensor, self.gradients(data, rows, moment, of, size, nobody))
 
         return CapturedSteps(self._net, slopes, self.update, size, len(data) // size, self.aim, sweeps)
 
