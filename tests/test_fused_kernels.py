@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lrrn.learning import ClassEnergy, Contrastive, CrossEntropy, FreeEnergy
+from lrrn.learning import ClassEnergy, Contrastive, CrossEntropy, Data, FreeEnergy, Settings
 from lrrn.learning.captured import DeviceCounts
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.fused_kernels import FusedKernels
+from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, total, total_gradients
+from lrrn.learning.step import Step
 from oracles import random_input, random_network
 
 OBJECTIVES = [Contrastive(), FreeEnergy(), ClassEnergy()]
@@ -19,6 +21,7 @@ NETWORKS = {
     "three, of which one does not reconstruct": ((5, 17, 6, 9, 3), {"beta": (0.0, 0.5, 1.5, 0.0), "gamma": 0.6}),
     "boxes": ((6, 8, 5, 2), {"constraint": (-0.1, 0.3)}),
     "wider than the input": ((70, 30, 20, 10), {}),
+    "more inputs than have a part each": ((600, 9, 3), {}),
     "as wide as the chip takes": ((40, 128, 10), {}),
 }
 
@@ -44,17 +47,17 @@ def exact(net, objective, batch, weight):
         return torch.dot(total(terms, len(weight)), weight), torch.cat([g.reshape(-1) for g in total_gradients(terms, weight)])
 
 
-def found(net, objective, batch, weight, sweeps=128):
+def found(net, objective, batch, weight, sweeps=128, rows=None):
     counts = DeviceCounts(4e-6, net.W[0].device)
     flat = FlatParameters(net)
     with torch.no_grad(), flat.attached():
         net.report, net.fixed_sweeps = counts, sweeps
         flat.gradient.fill_(7.0)
-        loss = FusedKernels(net, objective, flat)(batch, weight)
+        loss = FusedKernels(net, objective, flat)(batch, weight, rows)
         return loss, flat.gradient.clone(), counts.take()
 
 
-@pytest.mark.parametrize("n", [1, 18])
+@pytest.mark.parametrize("n", [1, 18, 70])  # one tile of each kernel and several
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: type(objective).__name__)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_losses_and_derivatives_are_those_of_the_general_way(kernels, name, objective, n):
@@ -76,6 +79,21 @@ def test_losses_and_derivatives_are_those_of_the_general_way(kernels, name, obje
         torch.testing.assert_close(batches[0].activations.double(), torch.cat(z, 1), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_hessians_are_those_of_the_energy(kernels, name):
+    net, exact = (network(name, dtype, kernels) for dtype in (torch.float32, torch.float64))
+    flat = FlatParameters(net)
+    with torch.no_grad(), flat.attached():
+        net.report, net.fixed_sweeps = DeviceCounts(4e-6, kernels), 1
+        step = FusedKernels(net, Contrastive(), flat)
+        x, y = (torch.ones((1, size), device=kernels) for size in (net.sizes[0], net.sizes[-1]))
+        step(Batch(x, y), torch.ones(1, device=kernels))
+        energy = exact.energy_now()
+        for h, right in zip(step._h.double(), (energy.free_hessian.dense(), energy.clamped_hessian.dense()), strict=True):
+            scale = float(right.abs().max())
+            torch.testing.assert_close(h[: len(right), : len(right)], right, rtol=0, atol=1e-6 * scale)
+
+
 def test_biases_may_be_missing(kernels):
     nets = [network("two", dtype, kernels, bias=False, reconstruction_bias=False) for dtype in (torch.float32, torch.float64)]
     x, y = random_input(5, 20, device=kernels), torch.eye(4, dtype=torch.float64, device=kernels)[[0, 1, 2, 3, 0]]
@@ -83,6 +101,41 @@ def test_biases_may_be_missing(kernels):
     _, gradient, _ = found(nets[0], Contrastive(), Batch(x.float(), y.float(), None, None), weight.float())
     _, slopes = exact(nets[1], Contrastive(), Batch(x, y, None, None), weight)
     torch.testing.assert_close(gradient.double(), slopes, rtol=0, atol=2e-4 * float(slopes.abs().max()))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: type(objective).__name__)
+def test_rows_are_picked_as_if_they_had_been_copied(kernels, objective):
+    x, y = (random_input(30, size, device=kernels, dtype=torch.float32) for size in (20, 4))
+    rows = torch.randperm(30, generator=torch.Generator().manual_seed(0))[:18].to(kernels)
+    weight = torch.full((18,), 1 / 18, device=kernels)
+    batches = Batch(x[rows], y[rows]), Batch(x, y)
+    ways = [
+        found(network("two", torch.float32, kernels), objective, batch, weight, rows=given)
+        for batch, given in zip(batches, (None, rows), strict=True)
+    ]
+    assert torch.equal(ways[0][0], ways[1][0]) and torch.equal(ways[0][1], ways[1][1]) and ways[0][2] == ways[1][2]
+
+
+def test_steps_on_rows_of_the_data_are_those_on_copies(kernels):
+    x, y = (random_input(30, size, device=kernels, dtype=torch.float32) for size in (20, 4))
+    rows, nobody = torch.arange(29, 11, -1, device=kernels), SolveCounts()
+
+    def slopes(x):
+        net = network("two", torch.float32, kernels)
+        flat = FlatParameters(net)
+        step = Step(net, Contrastive(), Settings(reuse_activations=True), flat)
+        data = Data(x, y, weight=torch.linspace(0.5, 1.5, 30, device=kernels))
+        step.check(data)
+        with flat.attached():
+            net.report, net.fixed_sweeps = DeviceCounts(4e-6, kernels), 16
+            step._kernels = FusedKernels(net, Contrastive(), flat)
+            for moment in range(2):
+                loss = step.gradients(data, rows, moment, 2, 18, nobody)
+        return loss, flat.gradient, step.activations
+
+    # what is not contiguous is copied
+    for a, b in zip(slopes(x), slopes(x.mT.contiguous().mT), strict=True):
+        assert torch.equal(a, b) and bool(a.any())
 
 
 def test_too_few_sweeps_are_counted(kernels):

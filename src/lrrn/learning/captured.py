@@ -80,7 +80,7 @@ class CapturedSteps:
         Its solves take a fixed number of sweeps while :meth:`run` is under way.
     slopes : callable
         Computes the gradients of a batch it is told of by two tensors, the row numbers and the number of the step, and returns
-        the sum of losses.
+        the mean of losses.
     update : callable
         Changes the parameters, at the learning rate :attr:`rate`. Neither of the two may wait for the device.
     batch_size, steps : int
@@ -112,14 +112,16 @@ class CapturedSteps:
         self._net, self._slopes, self._update, self._device = net, slopes, update, device
         self._order = torch.zeros((steps, batch_size), dtype=torch.int64, device=device)
         self._rates = torch.zeros(steps, dtype=torch.float32, device=device)
-        self._at = torch.zeros(1, dtype=torch.int64, device=device)
-        self._moment = torch.zeros((), dtype=torch.int64, device=device)
+        # a launch takes longer than what it does here, so what changes together is one tensor
+        self._clock = torch.zeros(2, dtype=torch.int64, device=device)
+        self._at, self._moment = self._clock[:1], self._clock[1]
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._counts = DeviceCounts(aim, device)
         self._stream = torch.cuda.Stream(device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warm = 0
-        self.rate = torch.zeros((), dtype=torch.float32, device=device)
+        self._rate = torch.zeros(1, dtype=torch.float32, device=device)
+        self.rate = self._rate[0]
         self.sweeps = sweeps
 
     @property
@@ -170,11 +172,11 @@ class CapturedSteps:
             outer.wait_stream(self._stream)
 
     def _step(self) -> None:
-        self.rate.copy_(self._rates.index_select(0, self._at)[0])
-        self._loss += self._slopes(self._order.index_select(0, self._at)[0], self._moment)
+        torch.index_select(self._rates, 0, self._at, out=self._rate)
+        rows = self._order.index_select(0, self._at)[0]
+        self._loss.add_(self._slopes(rows, self._moment), alpha=len(rows))
         self._update()
-        self._at += 1
-        self._moment += 1
+        self._clock += 1
 
     def _graph(self) -> torch.cuda.CUDAGraph:
         """Return the graph of a step at the present number of sweeps."""

@@ -1,4 +1,4 @@
-"""The fast way through a captured step on a CUDA device: solves and derivatives of the paper's objectives in six launches."""
+"""The fast way through a captured step on a CUDA device: solves and derivatives of the paper's objectives in seven launches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.network import LRRN
 from lrrn.qp import DEFAULT_TOL
-from lrrn.solvers._half_precision import DOWN, UP, has_kernels, rounds_and_steps
+from lrrn.solvers._half_precision import DOWN, UP, has_kernels, rounds_and_steps, tile_and_warps
 
 WIDEST, MOST_OUTPUTS = 128, 64
 """Most hidden units, and most outputs, that stay on chip."""
-CHUNK = 16
-"""Rows or columns of such a matrix that are an operand at a time."""
+CHUNK, MOST_PARTS = 64, 8
+"""Columns of the input that are an operand at a time, and most parts that they are shared out to."""
+MOST_ROWS = 64
+"""Most rows of the batch that sums over it take at a time."""
 SIGNS = ((-1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
 """Factors on the free and the clamped energy that the kernels know."""
 
@@ -120,17 +122,22 @@ class FusedKernels:
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
-        self._gram, self._back = room(d_1, d_1), room(d_1)
+        # columns of the input that a part of the first products has, and parts: a program adds up no more than it must
+        self._span = CHUNK * -(-self._sizes[0] // (CHUNK * MOST_PARTS))
+        self._parts = -(-self._sizes[0] // self._span)
+        self._gram, self._back = room(self._parts, d_1, d_1), room(self._parts, d_1)
         self._bias, self._constant = room(width), room(1)
+        self._h = room(2, width, width)
         halves = (room(2, width, width, dtype=torch.float16) for _ in range(3))
         self._matrices = (room(2, width), *halves, room(2, 2))
         self._s = room(2 * width**2 + self._last * width)
         self._t = room(4 * width + 2)
 
-    def __call__(self, batch: Batch, weight: Tensor) -> Tensor:
+    def __call__(self, batch: Batch, weight: Tensor, rows: Tensor | None = None) -> Tensor:
         """Set the derivatives of the weighted sum of losses and return that sum.
 
-        ``batch.activations`` gets the free phase's activations.
+        ``rows`` says which rows of ``batch.x`` and ``batch.target`` are meant: all, if it is None. ``batch.activations`` gets
+        the free phase's activations.
         """
         counts, sweeps = self._net.report, self._net.fixed_sweeps
         assert isinstance(counts, DeviceCounts) and sweeps is not None
@@ -138,11 +145,13 @@ class FusedKernels:
         sign_free, sign_clamped = self._signs
         if batch.target is None and sign_clamped:
             raise ValueError("this objective needs targets y, and none were given")
-        x, n, dim, width = batch.x.contiguous(), len(batch.x), self._dim, self._width
+        x, n, dim, width = batch.x.contiguous(), len(weight), self._dim, self._width
+        pick = torch.arange(n, device=x.device) if rows is None else rows.contiguous()
         y = x if batch.target is None else batch.target.contiguous()
         (w_at, b_at, c_at), (d_0, d_1), n_layers = self._places, self._sizes[:2], self._n_layers
         own, reach, last = self._own[0], self._reach[0], self._own[-1]
-        image, size, losses = (torch.empty(shape, device=x.device) for shape in ((n, d_1), (n,), (n,)))
+        parts, shapes = self._parts, ((self._parts, n, d_1), (self._parts, n), (n, d_1), (n,), ())
+        images, size, image, losses, total = (torch.empty(shape, device=x.device) for shape in shapes)
         free = torch.empty((n, dim), device=x.device)
         clamped = torch.empty_like(free) if sign_clamped else free
         tile, (b_size, c_size) = 16, self._biases(0)
@@ -150,17 +159,20 @@ class FusedKernels:
         outputs = (w_at[-1], self._sizes[-1], self._sizes[-2])
 
         tiles = -(-n // tile) + -(-d_1 // tile) + 1
-        shape = {"FIRST": self._first, "TILE": tile, "CHUNK": 64, "num_warps": 4}
-        kernels.project[(tiles,)](flat, x, image, self._gram, self._back, size, n, d_0, d_1, c_at[0], c_size, **shape)
+        shape = {"FIRST": self._first, "TILE": tile, "CHUNK": CHUNK, "num_warps": 4}
+        kernels.project[(tiles, parts)](
+            flat, x, pick, images, self._gram, self._back, size, n, d_0, d_1, c_at[0], c_size, self._span, **shape
+        )
 
         joint = (flat, self._gram, self._back, weights, b_map, c_map, below, above, self._bias, self._constant)
-        shape = {"WIDTH": width, "LAST": self._last, "CHUNK": CHUNK, "num_warps": 16 if width > 64 else 4, "num_stages": 1}
-        kernels.assemble[(2,)](*joint, *self._matrices, dim, d_1, *outputs, reach, last, UP, DOWN, **shape)
+        shape = {"PARTS": parts, "WIDTH": width, "LAST": self._last, "TILE": tile, "num_warps": 4}
+        kernels.assemble[(width // tile, width // tile)](*joint, self._h, dim, d_1, *outputs, reach, last, **shape)
+        kernels.halve_phases[(2,)](self._h, *self._matrices, dim, UP, DOWN, WIDTH=width, num_warps=8 if width > 64 else 4)
 
         tol = DEFAULT_TOL[torch.float32] if self._net.tol is None else self._net.tol
         limit = min(counts.aim, SAFETY * tol)
         start = free if batch.start is None else batch.start.contiguous()
-        given = (flat, image, size, y, start, self._bias, self._constant, self._lo, self._hi)
+        given = (flat, images, size, image, y, pick, start, self._bias, self._constant, self._lo, self._hi)
         numbers = (
             n,
             dim,
@@ -175,33 +187,35 @@ class FusedKernels:
             reach,
             last,
         )
-        shape = {"WIDTH": width, "LAST": self._last, "TILE": tile, "num_warps": 4}
+        at_once, warps = tile_and_warps(n, width)
+        shape = {"PARTS": parts, "WIDTH": width, "LAST": self._last, "TILE": at_once, "num_warps": warps}
         shape |= {"FREE": sign_free != 0, "CLAMPED": sign_clamped != 0, "START": batch.start is not None}
-        kernels.solve[(-(-n // tile),)](
+        kernels.solve[(-(-n // at_once),)](
             *given, *self._matrices, free, clamped, losses, counts.table, *numbers, tol, limit, *rounds_and_steps(sweeps),
             sign_free, sign_clamped, **shape,
         )  # fmt: skip
 
         sign, balanced = sign_clamped or sign_free, bool(sign_free and sign_clamped)
-        shape = {"BALANCED": balanced, "WIDTH": width, "TILE": tile}
-        phases = (weight, free, clamped, self._s, self._t)
-        kernels.moments[(2 if sign_clamped else 1,)](
-            flat, image, y, *phases, n, dim, d_1, b_at[0], b_size, outputs[1], sign, LAST=self._last, num_warps=8, **shape
-        )
+        shape = {"BALANCED": balanced, "WIDTH": width, "TILE": min(padded(n), MOST_ROWS), "num_warps": 8}
+        phases, strip = (weight, free, clamped, self._s, self._t), min(32, width)
+        kernels.moments[(width // strip, 2 if sign_clamped else 1)](
+            flat, image, y, pick, losses, total, *phases, n, dim, d_1, b_at[0], b_size, outputs[1], sign,
+            LAST=self._last, STRIP=strip, **shape,
+        )  # fmt: skip
         if not sign_clamped:
             out.zero_()  # the last layer has no part in it
         columns = 32
         kernels.first_layer[(-(-d_0 // columns),)](
-            flat, x, image, *phases, out, n, dim, d_0, d_1, b_at[0], b_size, c_at[0], c_size, own, reach, sign,
-            FIRST=self._first, COLUMNS=columns, num_warps=4, **shape,
+            flat, x, pick, image, *phases, out, n, dim, d_0, d_1, b_at[0], b_size, c_at[0], c_size, own, reach, sign,
+            FIRST=self._first, COLUMNS=columns, num_stages=2, **shape,
         )  # fmt: skip
         if n_layers > (1 if sign_clamped else 2):
-            kernels.later_layers[(len(plan),)](
-                flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, CHUNK=CHUNK,
-                num_warps=4 if width <= 64 else 8, num_stages=1,
-            )  # fmt: skip
+            side = self._block // tile
+            kernels.later_layers[(len(plan), side, side)](
+                flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, TILE=tile, num_warps=4
+            )
         batch.activations = free if sign_free else None
-        return torch.dot(losses, weight)
+        return total
 
 
 def padded(size: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 from lrrn.learning.augment import image_side, shifted
 from lrrn.learning.captured import CapturedSteps
 from lrrn.learning.flat import FlatParameters
+from lrrn.learning.flat_adam import FlatAdam
 from lrrn.learning.fused import SWEEPS, FusedStep
 from lrrn.learning.fused_kernels import FusedKernels
 from lrrn.learning.monitor import SolveCounts, layer_norms, start_vectors
@@ -50,6 +51,7 @@ class Step:
         self._last = flat.last_weights()
         self._fused: FusedStep | None = None
         self._kernels: FusedKernels | None = None
+        self._adam: FlatAdam | None = None
         self.optimizer = _optimizer(flat, settings)
         self.vectors = start_vectors(net)
         self.activations: Tensor | None = None
@@ -77,6 +79,8 @@ class Step:
             self._fused = FusedStep(self._net, cast(EnergyObjective, self._objective), self._flat, self.aim)
         elif self._flat.vector.is_cuda and FusedKernels.applies(self._net, self._objective):
             self._kernels = FusedKernels(self._net, cast(EnergyObjective, self._objective), self._flat)
+        if self._flat.vector.is_cuda and FlatAdam.applies(self.optimizer, self._flat):
+            self._adam = FlatAdam(self.optimizer, self._flat)
 
     def set_rate(self, rate: float | Tensor) -> None:
         """Set the learning rate of the next update."""
@@ -102,7 +106,7 @@ class Step:
             self._flat.gradient.zero_()
             return 0.0
         batch, weight = self._batch(data, rows, moment, of)
-        loss = self._descend(batch, weight, n, counts)
+        loss = self._descend(batch, weight, n, counts, rows if self._picks_rows(data) else None)
         if self.activations is not None and batch.activations is not None:
             self.activations[rows] = batch.activations
         return loss
@@ -110,19 +114,29 @@ class Step:
     def _batch(self, data: Data, rows: Tensor, moment: int | Tensor, of: int) -> tuple[Batch, Tensor | None]:
         # the compiled steps read no labels
         label = data.label if self._fused is None and self._kernels is None else None
-        x, target, label, start, weight = (
-            None if part is None else part.index_select(0, rows)
-            for part in (data.x, data.target, label, self.activations, data.weight)
+        x, target = data.x, data.target
+        if not self._picks_rows(data):
+            x, target = x.index_select(0, rows), None if target is None else target.index_select(0, rows)
+        label, start, weight = (
+            None if part is None else part.index_select(0, rows) for part in (label, self.activations, data.weight)
         )
-        assert x is not None
         if self._settings.shifts:
             x = shifted(x, rows, moment, self._settings.seed, self._settings.shifts)
         # energies do not change with progress, and on a device even a division takes its time
         progress = 0.0 if isinstance(self._objective, EnergyObjective) else moment / of
         return Batch(x, target, label, start, progress=progress), weight
 
-    def _descend(self, batch: Batch, weight: Tensor | None, n: int, counts: SolveCounts) -> float | Tensor:
-        here = len(batch.x)
+    def _picks_rows(self, data: Data) -> bool:
+        """Whether kernels read the rows of the data themselves, so that no copy of them is made."""
+        return (
+            self._kernels is not None
+            and self._net.fixed_sweeps is not None
+            and not self._settings.shifts
+            and all(part is None or part.is_contiguous() for part in (data.x, data.target))
+        )
+
+    def _descend(self, batch: Batch, weight: Tensor | None, n: int, counts: SolveCounts, rows: Tensor | None) -> float | Tensor:
+        here = len(batch.x if rows is None else rows)
         if isinstance(self._objective, EnergyObjective):
             with torch.no_grad():
                 share = batch.x.new_full((here,), 1 / n) if weight is None else weight.div_(n)
@@ -130,7 +144,7 @@ class Step:
                 if loss is not None:
                     return loss
                 if self._kernels is not None and self._net.fixed_sweeps is not None:
-                    return self._kernels(batch, share)
+                    return self._kernels(batch, share, rows)
                 terms = self._objective.terms(self._net, batch)
                 self._flat.set_gradient(total_gradients(terms, share))
                 return torch.dot(total(terms, here), share)
@@ -154,6 +168,8 @@ class Step:
                     stretch.addcmul_(stretch.grad, rate, value=-1)
                 else:
                     stretch.add_(stretch.grad, alpha=-rate)
+        elif self._adam is not None:
+            self._adam()
         else:
             self.optimizer.step()
         self.project()
@@ -185,7 +201,7 @@ class Step:
         of, nobody = self._settings.epochs * -(-len(data) // size), SolveCounts()
 
         def slopes(rows: Tensor, moment: Tensor) -> Tensor:
-            return cast(Tensor, self.gradients(data, rows, moment, of, size, nobody)) * size
+            return cast(Tensor, self.gradients(data, rows, moment, of, size, nobody))
 
         return CapturedSteps(self._net, slopes, self.update, size, len(data) // size, self.aim, sweeps)
 

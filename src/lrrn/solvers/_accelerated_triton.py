@@ -10,8 +10,12 @@ import triton.language as tl
 
 
 @triton.jit
-def _largest(b, times):
-    """Bound the largest eigenvalue of a positive semidefinite matrix by |B^(2^times)|_F^(1/2^times), up to a part in 200."""
+def _largest(b, times, ratio):
+    """Return the largest eigenvalue of a positive semidefinite matrix by its powers, up to a part in 200.
+
+    With P = B^(2^(times - 1)), it is at most |P^2|_F^(1/2^times), which is returned for ``ratio`` 0, and at least
+    (|P^2|_F / |P|_F)^(1/2^(times - 1)), which is returned for 1; between them is their weighted geometric mean.
+    """
     size = tl.maximum(tl.sqrt(tl.sum(b * b)), 1e-30)
     logarithm = tl.log(size)
     weight = 1.0
@@ -21,7 +25,7 @@ def _largest(b, times):
         weight = weight / 2
         size = tl.maximum(tl.sqrt(tl.sum(b * b)), 1e-30)
         logarithm += weight * tl.log(size)
-    return tl.exp(logarithm)
+    return tl.exp(logarithm + ratio * weight * tl.log(size))
 
 
 @triton.jit
@@ -45,8 +49,9 @@ def halve(h, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WI
     tl.store(high_ptr + square, high)
     tl.store(low_ptr + square, (a - high.to(a.dtype)).to(tl.float16))
     b = a.to(tl.float32)
-    largest = _largest(b, up) * (1 + 5e-3)
-    smallest = tl.maximum(largest - _largest(tl.where(same, largest, 0.0) - b, down), 0.0) + 1e-4 * largest
+    largest = _largest(b, up, 0.0) * (1 + 5e-3)
+    # a step length needs a bound, momentum an estimate, and halfway between both bounds is worth a squaring or two
+    smallest = tl.maximum(largest - _largest(tl.where(same, largest, 0.0) - b, down, 0.5), 0.0) + 1e-4 * largest
     root = tl.sqrt(smallest / largest)
     tl.store(move_ptr + square, (tl.where(same, 1.0, 0.0) - b / largest).to(tl.float16))
     tl.store(rates_ptr, 1 / largest)
