@@ -97,11 +97,12 @@ bench: .venv-bench/.bench .venv-pcx/.pcx
 	mkdir -p out
 	.venv-bench/bin/lrrn bench --json out/bench.json --page out/bench.html
 
-# the GPU's kernels, interpreted: slow, so on the solver's own tests only
+# the GPU's kernels, interpreted: slow, so on the solver's own tests only; and compiled, for which no GPU is needed
 interpret: .venv/.test
 	.venv/$(PIP) --no-deps triton
 	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/test_accelerated.py tests/test_fused_kernels.py \
 		tests/test_flat_adam.py tests/test_solver_contract.py -k "accelerated or kernel or adam"
+	TRITON_DEFAULT_FP_FUSION=1 .venv/bin/python scripts/compile_kernels.py
 
 # bounded versions; benchmarks/results holds what the full ones found
 scale-out: .venv/.test

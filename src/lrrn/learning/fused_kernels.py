@@ -187,7 +187,7 @@ class FusedKernels:
             reach,
             last,
         )
-        at_once, warps = tile_and_warps(n, width)
+        at_once, warps = tile_and_warps(n)
         shape = {"PARTS": parts, "WIDTH": width, "LAST": self._last, "TILE": at_once, "num_warps": warps}
         shape |= {"FREE": sign_free != 0, "CLAMPED": sign_clamped != 0, "START": batch.start is not None}
         kernels.solve[(-(-n // at_once),)](

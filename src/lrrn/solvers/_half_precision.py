@@ -2,7 +2,7 @@
 
 Half precision alone stops at three digits. So a call works on a correction: the gradient at z is known in full precision, the
 correction is scaled to the size of a projected step, a number of cheap steps improve it, and it is added. Every call gains up
-to three digits; the loop looks at the residual in the dtype of the solve. Networks of a few hundred units go through one kernel
+to three digits; the loop looks at the residual in the dtype of the solve. Networks of up to 128 units go through one kernel
 that keeps its samples on chip (:class:`Tiles`), wider ones take a matrix product and one pass over the samples a step
 (:class:`Rows`, or :class:`Equations` where no bound is in the way). No call waits for the device: a CUDA graph can hold them.
 """
@@ -21,7 +21,7 @@ from lrrn.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
 from lrrn.solvers.base import once_per_hessian, recompute
 
-ON_CHIP = 256
+ON_CHIP = 128
 """Most units of a network that the kernel of :class:`Tiles` takes."""
 IN_ROWS = 8192
 """Most units that the kernel of :class:`Rows` takes."""
@@ -55,9 +55,9 @@ def rounds_and_steps(sweeps: int) -> tuple[int, int]:
     return rounds, sweeps // rounds
 
 
-def tile_and_warps(n: int, width: int) -> tuple[int, int]:
+def tile_and_warps(n: int) -> tuple[int, int]:
     """Return the samples of a program of the kernel of :class:`Tiles`, and its warps."""
-    return (16, 8) if n <= 4096 or width > 128 else (32, 4)
+    return (16, 8) if n <= 4096 else (32, 4)
 
 
 def largest_by_squaring(a: Tensor, times: int) -> Tensor:
@@ -129,7 +129,7 @@ class Tiles:
     ) -> None:
         n, dim = z.shape
         width = self._matrices[1].shape[0]
-        tile, warps = tile_and_warps(n, width)
+        tile, warps = tile_and_warps(n)
         strides = (0 if bound.shape[0] == 1 else dim for bound in (lo, hi))
         arrays = (q, z, lo, hi, *self._matrices, *((z, z) if found is None else found))
         shape = {"WIDTH": width, "TILE": tile, "CHECK": found is not None, "num_warps": warps}

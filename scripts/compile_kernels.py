@@ -1,0 +1,156 @@
+"""Compile the GPU's kernels where there is no GPU, and say what each takes; exit with 1 if one does not compile.
+
+Triton needs a device only to run what it compiled. The networks here go through the real launches, on tensors of the CPU; each
+kernel is compiled for the chip asked for, by the assembler that comes with Triton. Shared memory, registers and what
+spilled out of them are printed: a kernel may run where it spills, but not fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import lrrn
+from lrrn.learning import Contrastive, FreeEnergy, Settings, flat_adam, fused_kernels
+from lrrn.learning.captured import DeviceCounts
+from lrrn.learning.flat import FlatParameters
+from lrrn.learning.objectives import Batch
+from lrrn.learning.step import Step
+from lrrn.solvers import _half_precision, accelerated
+from lrrn.solvers.accelerated import Accelerated
+
+NETWORKS = [((784, 64, 64, 10), 10), ((784, 64, 64, 10), 256), ((784, 32, 32, 10), 10), ((784, 32, 32, 32, 10), 256)]
+"""Sizes and batches of the steps that are compiled."""
+SOLVES = [
+    *((units, batch, torch.float32) for units in (10, 128) for batch in (16, 60_000)),
+    *((units, 256, dtype) for units in (128, 200, 600, 2048) for dtype in (torch.float32, torch.float64)),
+]
+"""Units, batches and dtypes of solves."""
+
+
+class NoDevice:
+    """As much of a driver as compiling asks for."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        """Return the chip to compile for."""
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        """Return a number for a device."""
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """Return a number for a stream."""
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        """Return where tensors are."""
+        return torch.device("cpu")
+
+    def is_active(self) -> bool:
+        """Whether this is the driver to use."""
+        return True
+
+
+class Compiled:
+    """Kernels that were launched: compiled, assembled, described, and not run."""
+
+    def __init__(self, capability: int) -> None:
+        self._ptxas = [get_ptxas(capability).path, "-v", f"--gpu-name=sm_{capability}{'a' if capability >= 90 else ''}"]
+        self._seen: set[int] = set()
+        self.failed: list[str] = []
+
+    @property
+    def count(self) -> int:
+        """How many there were, those that failed included."""
+        return len(self._seen) + len(self.failed)
+
+    def launch(self, function: JITFunction, grid: Any) -> Any:
+        """Stand in for a launch."""
+
+        def go(*args: Any, **options: Any) -> None:
+            name = function.fn.__name__
+            try:
+                kernel = function.warmup(*args, grid=grid, **options)
+            except Exception as error:
+                self.failed.append(name)
+                print(f"{name:14} FAILED: {str(error)[:500]}", flush=True)
+                return
+            if id(kernel) not in self._seen:
+                self._seen.add(id(kernel))
+                self._describe(name, kernel)
+
+        return go
+
+    def _describe(self, name: str, kernel: Any) -> None:
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+            file.write(kernel.asm["ptx"])
+            file.flush()
+            told = subprocess.run(
+                [*self._ptxas, file.name, "-o", "/dev/null"], capture_output=True, text=True, check=True
+            ).stderr
+        registers, spilled = (re.search(f"(\\d+) {what}", told) for what in ("registers", "bytes spill stores"))
+        facts = [f"{kernel.metadata.num_warps:3} warps", f"{kernel.metadata.shared / 1024:6.1f} KiB shared"]
+        facts += [f"{registers[1] if registers else '?':>3} registers", f"{spilled[1] if spilled else '?':>5} bytes spilled"]
+        print(f"{name:14} {', '.join(facts)}", flush=True)
+
+
+def step(sizes: tuple[int, ...], batch: int, objective: Any) -> None:
+    """Go through a captured step's launches."""
+    net = lrrn.LRRN(sizes, generator=torch.Generator().manual_seed(0))
+    flat = FlatParameters(net)
+    with torch.no_grad(), flat.attached():
+        net.report, net.fixed_sweeps = DeviceCounts(4e-6, torch.device("cpu")), 32
+        fused = fused_kernels.FusedKernels(net, objective, flat)
+        fused(Batch(torch.rand(batch, sizes[0]), torch.rand(batch, sizes[-1])), torch.rand(batch))
+        settings = Settings(optimizer="adamw", decoupled_weight_decay=0.1)
+        flat_adam.FlatAdam(Step(net, objective, settings, flat).optimizer, flat)()
+
+
+def solver(units: int, batch: int, dtype: torch.dtype) -> None:
+    """Go through the launches of the accelerated solver: free phase and adjoint."""
+    net = lrrn.LRRN((16, units, 10), generator=torch.Generator().manual_seed(0), dtype=dtype)
+    energy = net.energy_snapshot(dtype)
+    qp = energy.free(torch.rand(batch, 16, dtype=dtype))
+    z = torch.zeros_like(qp.q)
+    for problem in (qp, energy.adjoint(z, torch.ones_like(z))):
+        stepper = Accelerated().begin(problem)
+        stepper.advance(problem, z, -problem.q, 24, torch.zeros(batch, dtype=torch.float64))
+
+
+def main() -> int:
+    """Compile, print, and count what failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capability", type=int, default=90, help="compute capability to compile for, such as 90 for Hopper")
+    compiled = Compiled(parser.parse_args().capability)
+    driver.set_active(NoDevice(parser.parse_args().capability))
+    JITFunction.__getitem__ = lambda function, grid: compiled.launch(function, grid)
+    for module in (_half_precision, fused_kernels, flat_adam):
+        module.has_kernels = lambda t: True
+    accelerated.fits_on_chip, accelerated.fits_in_rows = _half_precision.fits_on_chip, _half_precision.fits_in_rows
+    for sizes, batch in NETWORKS:
+        for objective in (Contrastive(), FreeEnergy()):
+            print(f"== {'-'.join(map(str, sizes))}, batch {batch}, {type(objective).__name__}", flush=True)
+            step(sizes, batch, objective)
+    for units, batch, dtype in SOLVES:
+        print(f"== {units} units, batch {batch}, {str(dtype).removeprefix('torch.')}", flush=True)
+        solver(units, batch, dtype)
+    print(f"{compiled.count} kernels, {len(compiled.failed)} failed")
+    return 1 if compiled.failed or not compiled.count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
