@@ -101,7 +101,7 @@ def certify(
         "paper" is the paper's margin / (sqrt(2) rho). The others use a constant for each pair of classes: "pairwise" from the
         paper's bound on the features, "spectral" from the tighter one, "multiplier" with one multiplier a unit optimised for
         each pair. "auto" is the best of these that its budget allows. "shared" and "local" start from "multiplier" and
-        go on with what the state of each unit at a sample tells: the first for all samples at once, in less than a millisecond
+        go on with what the state of each unit at a sample tells: the first for all samples at once, in a millisecond or two
         each at 128 units, the second one by one, in a fraction of a second each.
     guarantee : {"deployed", "exact"}, default="deployed"
         Whether to allow for the error of the solve at the perturbed input too.
