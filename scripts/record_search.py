@@ -35,27 +35,29 @@ COMMON: dict[str, Any] = {
 }
 
 
-def tried(recipe: dict[str, Any], data: str, device: str, method: str, seconds: float | None) -> dict[str, Any]:
-    X, y = datasets.load(data, "train", download=False)
+def tried(recipe: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    X, y = datasets.load(options.data, "train", download=False)
     cut = len(X) * 5 // 6
     pairs = {key: tuple(value) if isinstance(value, list) else value for key, value in recipe.items()}
-    model = LRRNClassifier(**{**COMMON, **pairs}, device=device)
+    model = LRRNClassifier(**{**COMMON, **pairs}, device=options.device)
     start = time.perf_counter()
     model.fit(X[:cut], y[:cut])
     training = time.perf_counter() - start
-    x = torch.as_tensor(X[cut:]).to(model.network_.W[0].device)
-    labels = torch.as_tensor(y[cut:]).to(x.device)
+    held = slice(cut, None if options.images is None else cut + options.images)
+    x = torch.as_tensor(X[held]).to(model.network_.W[0].device)
+    labels = torch.as_tensor(y[held]).to(x.device)
     start = time.perf_counter()
-    certificate = certify(model.network_, x, method, seconds=seconds)
+    certificate = certify(model.network_, x, options.method, seconds=options.seconds)
     return {
-        "data": data,
+        "data": options.data,
+        "images": len(x),
         "recipe": recipe,
         "common": COMMON,
         "training seconds": training,
         "certifying seconds": time.perf_counter() - start,
         "clean": certificate.certified_accuracy(labels, 0.0),
         "certified": {f"{eps:g}": certificate.certified_accuracy(labels, eps) for eps in EPS},
-        "method": method,
+        "method": options.method,
         "median radius": float(certificate.radius.median()),
         "last epoch": model.history_[-1],
     }
@@ -67,15 +69,17 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--method", default="spectral")
-    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--method", default="spectral", help='of the certificate: "shared" is what the record counts')
+    parser.add_argument("--seconds", type=float, help="budget of the constants that methods begin from")
+    parser.add_argument("--images", type=int, help="held-out images to certify, counted from the first; all if not given")
     args = parser.parse_args()
     done = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.is_file() else []
     for line in args.recipes.read_text().splitlines():
         recipe = json.loads(line)
-        if any(result["recipe"] == recipe and result["data"] == args.data for result in done):
+        wanted = {"recipe": recipe, "data": args.data, "method": args.method}
+        if any(wanted.items() <= result.items() for result in done):
             continue
-        result = tried(recipe, args.data, args.device, args.method, args.seconds)
+        result = tried(recipe, args)
         done.append(result)
         certified = "  ".join(f"{eps}: {100 * share:.2f}" for eps, share in result["certified"].items())
         last = result["last epoch"]
