@@ -240,24 +240,39 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
         (Margin(), (784, 2048, 10), 256, "adamw"),
     ):
         net = lrrn.LRRN(sizes, generator=generator(), device="cuda")
-        data, flat = batch_of(64 * batch), FlatParameters(net)
+        data, flat = batch_of(96 * batch), FlatParameters(net)
         of_step = Step(net, objective, Settings(optimizer=optimizer, learning_rate=1e-3, batch_size=batch), flat)
         net.aim = of_step.aim
         with flat.attached():
             of_step.begin()
             captured = of_step.captured(data, 0)
             of_step.set_rate(captured.rate)
-            order = torch.arange(64 * batch).view(64, batch)
-            captured.begin(order, [1e-3] * 64, 0, 0)
+            order = torch.arange(96 * batch).view(96, batch)
+            captured.begin(order, [1e-3] * 96, 0, 0)
             _, (samples, _, missed) = captured.run(16)
             with captured._side_stream():
                 net.fixed_sweeps = captured.sweeps
                 graph = captured._graph()
                 microseconds = median(graph.replay, 40)
+                parts = by_kernel(graph.replay)
         name = f"{type(objective).__name__}, {'-'.join(map(str, sizes))}"
         row = {"step": name, "optimizer": optimizer, "batch": batch, "us": microseconds, "sweeps": captured.sweeps}
-        rows.append(show({**row, "missed": missed, "of": samples}))
+        rows.append(show({**row, "missed": missed, "of": samples, "us by kernel": parts}))
     return rows
+
+
+def by_kernel(launch: Callable[[], Any], repeats: int = 10) -> dict[str, float]:
+    """Return the microseconds that each kernel takes in one launch of a graph, the longest first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for _ in range(repeats):
+            launch()
+        torch.cuda.synchronize()
+    times: dict[str, float] = {}
+    for event in found.events() or ():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            name = event.name.split("<")[0].removeprefix("void ")[:60]
+            times[name] = times.get(name, 0.0) + (event.time_range.end - event.time_range.start) / repeats
+    return {name: round(us, 1) for name, us in sorted(times.items(), key=lambda part: -part[1])}
 
 
 def many(options: argparse.Namespace) -> list[dict[str, Any]]:
