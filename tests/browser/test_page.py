@@ -22,8 +22,9 @@ from lrrn import LRRNClassifier, datasets
 from lrrn.evaluation import energies_of, reference_of
 
 pytest.importorskip("starlette", reason="the explorer's server needs the extra explore")
-if chromium.find() is None:
-    pytest.skip("no Chromium here: apt-get install chromium, or set CHROMIUM to one", allow_module_level=True)
+pytestmark = pytest.mark.skipif(
+    chromium.find() is None, reason="no Chromium here: apt-get install chromium, or set CHROMIUM to one"
+)
 
 ARTEFACTS = Path(__file__).resolve().parents[2] / "out" / "browser"
 WAIT = float(os.environ.get("LRRN_BROWSER_WAIT", "60"))
