@@ -129,11 +129,10 @@ class Terms:
         linear = norm(self.floor) + norm(self.ceiling)
         nh, nr, tension = problem.h.norm(), problem.root.norm(), norm(sample.slack)
         shifted = largest * sample.low_error
-        error = largest * (eh + er)  # v w and v u
-        error = (
-            error + self.sigma * (ec + ed) + (eh + er) * pull + (nh + nr) * shifted + largest * sample.slack_error
-        )  # v 1 and u 1
-        error = error + pull * sample.slack_error + linear * sample.low_error + shifted * (tension + sample.slack_error)  # 1 1
+        # of v w and v u; of v 1 and u 1; of 1 1
+        error = largest * (eh + er)
+        error = error + self.sigma * (ec + ed) + (eh + er) * pull + (nh + nr) * shifted + largest * sample.slack_error
+        error = error + pull * sample.slack_error + linear * sample.low_error + shifted * (tension + sample.slack_error)
         extent = norm(sample.low) + norm(sample.room)
         size = largest * (nh + nr) + self.sigma * (norm(c) + norm(d)) + push + (nh + nr) * pull
         size = size + self.sigma * lead.abs() + linear * extent + pull * tension

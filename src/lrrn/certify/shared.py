@@ -2,9 +2,9 @@
 
 In the dual of ``lrrn.certify.local`` the multipliers of the products enter the quadratic part of the Lagrangian, the others its
 linear part only. With the former the same for all samples, the dual is a concave quadratic function of the latter, and all that
-differs between samples is its linear part and the bounds of the multipliers: the one problem that this package solves fast. Of
-what the solver returns only its sign is needed; the value is proven afterwards, by one factorisation for all samples and two
-matrix products for each. docs/theory/local-radii.md has the argument.
+differs between samples is its linear part and the bounds of the multipliers: the one problem that this package solves fast.
+Whatever the solver returns is turned into multipliers that are not negative, and what they give is proven afterwards: by one
+factorisation for all samples, and matrix products over the batch. docs/theory/local-radii.md has the argument.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class SharedDual:
         return self._proven(sample, rival, lead, self.terms(sample, rival, lead))
 
     def terms(self, sample: Sample, rival: Tensor, lead: Tensor) -> Terms:
-        """Return good multipliers."""
+        """Return the best multipliers with these products, as far as the solver gets."""
         lam, two = self.form.lam, self.two
         chosen = torch.nn.functional.one_hot(rival, len(self.c)).to(lam)
         infinite = torch.full_like(sample.low, math.inf)
