@@ -58,8 +58,9 @@ def test_shared_radii_on_the_device_are_those_of_the_cpu(few, monkeypatch):
     X, y = load_digits(return_X_y=True)
     net = LRRNClassifier((24, 16), device="cuda", **SMALL).fit(X[:500] / 16, y[:500]).network_
     x = torch.tensor(X[500:700] / 16)
-    there = lrrn.certify(net, x.to("cuda"), "shared").radius
-    here, wide = (lrrn.certify(net.to("cpu"), x, method).radius for method in ("shared", "multiplier"))
+    # what the errors of a solve take off a radius depends on where it stops; at this tolerance it is next to nothing
+    there = lrrn.certify(net, x.to("cuda"), "shared", tol=1e-9).radius
+    here, wide = (lrrn.certify(net.to("cpu"), x, method, tol=1e-9).radius for method in ("shared", "multiplier"))
     assert there.device.type == "cuda"
     torch.testing.assert_close(there.cpu(), here, rtol=1e-2, atol=1e-4)
     assert float((there.cpu() / wide)[wide > 0].median()) > 1.05
@@ -93,7 +94,10 @@ class Eager:
             self._objective.project(net)
 
 
-@pytest.mark.parametrize("objective", [Margin((0.1, 0.3), 0.1), Contrastive(), CrossEntropy(), SquaredError(), FreeEnergy()])
+@pytest.mark.parametrize(
+    "objective",
+    [Margin((0.1, 0.3), 0.1), Margin(0.3, 0.1, (0.0, 0.2)), Contrastive(), CrossEntropy(), SquaredError(), FreeEnergy()],
+)
 @pytest.mark.parametrize("options", [{}, {"optimizer": "sgd", "learning_rate": 0.05, "shifts": 1, "max_weight_norm": 2.0}])
 def test_captured_steps_learn_what_single_steps_learn(objective, options):
     captured, trainer = trained(objective, tol=1e-9, dtype=torch.float64, **options)

@@ -11,6 +11,7 @@ from torch.autograd import gradcheck
 from torch.nn import functional
 
 from lrrn import LRRN
+from lrrn.certify import pgd
 from lrrn.learning import (
     Batch,
     ClassEnergy,
@@ -36,6 +37,10 @@ SHAPES = [
     dict(sizes=(4, 5, 4, 3), beta=(1.0, 0.5, 0.0), bias=False),
     dict(sizes=(4, 5, 4, 3), beta=(0.0, 2.0, 0.3), reconstruction_bias=False),
 ]
+
+
+def gradients(loss: torch.Tensor, net: LRRN) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(loss, net.flat_parameters(), materialize_grads=True, allow_unused=True)
 
 
 def make_batch(net: LRRN, n: int = 5, seed: int = 0) -> Batch:
@@ -132,9 +137,57 @@ def test_a_margin_and_a_temperature_can_change_as_training_goes_on():
         torch.testing.assert_close(moving, fixed, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s['sizes']} {s['beta']}")
+def test_adversarial_margin_loss_is_that_of_inputs_moved_uphill(shape):
+    """The slope by central differences of the plain loss; the derivatives those of the plain loss at the moved inputs."""
+    net, plain, eps, h = random_network(**shape, tol=1e-13), Margin(0.7, 0.4), 0.3, 1e-6
+    batch = make_batch(net)
+    x = batch.x.clone()
+    slope = torch.empty_like(x)
+    with torch.no_grad():
+        for j in range(x.shape[1]):
+            step = h * functional.one_hot(torch.tensor(j), x.shape[1]).double()
+            up, down = (plain(net, Batch(x + sign * step, batch.target, batch.label)) for sign in (1, -1))
+            slope[:, j] = (up - down) / (2 * h)
+    steep = slope.norm(dim=1, keepdim=True)
+    moved = torch.where(steep > 1e-9, x + eps * slope / steep, x)
+    losses = Margin(0.7, 0.4, eps)(net, batch)
+    expected = plain(net, Batch(moved, batch.target, batch.label))
+    torch.testing.assert_close(losses, expected, rtol=1e-6, atol=1e-8)
+    assert ((losses > plain(net, make_batch(net))) == (steep[:, 0] > 1e-9)).all() and (steep > 1e-9).sum() >= 3
+    assert torch.equal(batch.x, x) and batch.start is None and batch.activations is not None
+    for a, b in zip(*(gradients(of.sum(), net) for of in (losses, expected)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_adversarial_moves_grow_with_progress_and_stay_where_the_loss_is_flat():
+    net = random_network((6, 5, 3))
+    batch = make_batch(net)
+    for progress in (0.0, 0.5, torch.tensor(1.0)):
+        batch.progress = progress
+        growing, fixed = (Margin(0.7, 0.4, eps)(net, batch) for eps in ((0.0, 0.4), 0.4 * float(progress)))
+        torch.testing.assert_close(growing, fixed, rtol=1e-6, atol=1e-9)
+    with torch.no_grad():
+        net.W[0].zero_()
+    torch.testing.assert_close(Margin(0.7, 0.4, 0.3)(net, batch), Margin(0.7, 0.4)(net, batch), rtol=0, atol=0)
+
+
+def test_adversarial_training_makes_a_network_more_robust():
+    X, y = load_digits(return_X_y=True)
+    x, label = torch.tensor(X / 16, dtype=torch.float32), torch.tensor(y)
+    data = Data(x[:1200], functional.one_hot(label[:1200]).float(), label[:1200])
+    settings = Settings(optimizer="adam", learning_rate=4e-3, batch_size=64, epochs=8)
+    robust = {}
+    for eps in (0.0, 0.5):
+        net = LRRN((64, 32, 10), gamma=1.0, generator=torch.Generator().manual_seed(0))
+        Trainer(net, Margin(0.3, 0.1, eps), settings).fit(data)
+        robust[eps] = 1 - float(pgd(net, x[1200:], label[1200:], 0.8, steps=10, restarts=1).success.double().mean())
+    assert robust[0.5] > robust[0.0] + 0.05
+
+
 def test_objectives_that_need_targets_say_so():
     net = random_network((6, 5, 3))
-    for objective in (Contrastive(), ClassEnergy(), Margin(), CrossEntropy(), SquaredError(), SemiSupervised()):
+    for objective in (Contrastive(), ClassEnergy(), Margin(), Margin(adversarial_eps=0.1), CrossEntropy(), SquaredError(), SemiSupervised()):
         with pytest.raises(ValueError, match="needs targets"):
             objective(net, Batch(random_input(2, 6)))
 

@@ -42,7 +42,9 @@ class Phases(Protocol):
         ...
 
 
-def minimiser(phases: Phases, x: Tensor, parameters: Sequence[Tensor], start: Tensor | None = None) -> Tensor:
+def minimiser(
+    phases: Phases, x: Tensor, parameters: Sequence[Tensor], start: Tensor | None = None, energy: LiftedEnergy | None = None
+) -> Tensor:
     """Return the stacked minimiser of the free phase, differentiable once in ``x`` and the parameters.
 
     Parameters
@@ -54,12 +56,14 @@ def minimiser(phases: Phases, x: Tensor, parameters: Sequence[Tensor], start: Te
         All of the dtype of ``x``.
     start : Tensor of shape (n, dim), optional
         Where to start the free phase.
+    energy : LiftedEnergy, optional
+        That of these parameters, detached, where it is at hand: its Hessian is not built again.
 
     Returns
     -------
     Tensor of shape (n, dim)
     """
-    return _Minimiser.apply(phases, start, x, *parameters)
+    return _Minimiser.apply(phases, start, energy, x, *parameters)
 
 
 @final
@@ -67,9 +71,11 @@ class _Minimiser(torch.autograd.Function):
     """x, parameters -> the stacked minimiser of the free phase, with the implicit gradient."""
 
     @staticmethod
-    def forward(ctx: Any, phases: Phases, start: Tensor | None, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, phases: Phases, start: Tensor | None, energy: LiftedEnergy | None, x: Tensor, *parameters: Tensor
+    ) -> Tensor:
         ctx.phases, ctx.compact = phases, None
-        ctx.energy = phases.energy_of([p.detach() for p in parameters])
+        ctx.energy = phases.energy_of([p.detach() for p in parameters]) if energy is None else energy
         tolerances = phases.compact_tolerances(x.dtype)
         z = None
         if tolerances is not None and applies(ctx.energy, x):
@@ -89,29 +95,30 @@ class _Minimiser(torch.autograd.Function):
         (v,) = grad_outputs
         x, z, *parameters = ctx.saved_tensors
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            found = None if ctx.compact is None else ctx.compact.adjoint(v, ctx.needs_input_grad[2])
+            found = None if ctx.compact is None else ctx.compact.adjoint(v, ctx.needs_input_grad[3])
             if found is None:
                 grads = _general_backward(ctx, v, x, z)
             else:
                 ctx.phases.report(found.solution, found.scale, ctx.compact.tolerances.must, ADJOINT)
                 grads = (found.d_x, *found.derivatives)
         if torch.is_grad_enabled():
-            grads = tuple(_FirstDerivativeOnly.apply(grad, v, x, *parameters) for grad in grads)
-        return None, None, *grads
+            grads = tuple(None if grad is None else _FirstDerivativeOnly.apply(grad, v, x, *parameters) for grad in grads)
+        return None, None, None, *grads
 
 
-def _general_backward(ctx: Any, v: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+def _general_backward(ctx: Any, v: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor | None, ...]:
     # the adjoint is linear in v, so solve it for unit vectors: tol is then relative to the gradient itself
     size = row_norms(v)[:, None].to(v.dtype)
     unit = v / torch.where(size > 0, size, 1)
     w = ctx.phases.solve_phase(ctx.energy.adjoint(z, unit), ADJOINT).z * size
-    slopes = slope_gradients(ctx.energy, x, z, w).flat()
     d_x = torch.zeros_like(x)
-    if ctx.needs_input_grad[2] and ctx.energy.n_free:
+    if ctx.needs_input_grad[3] and ctx.energy.n_free:
         # dloss/dx = a_0 (1 + beta_0) W_0^T w_1
         first = w[:, : ctx.energy.sizes[1]]
         d_x = (first @ ctx.energy.weights[0]).mul_(ctx.energy.discounts[0] * (1 + ctx.energy.beta[0]))
-    return d_x, *(slope.neg_() for slope in slopes)
+    if not any(ctx.needs_input_grad[4:]):
+        return d_x, *(None for _ in ctx.needs_input_grad[4:])
+    return d_x, *(slope.neg_() for slope in slope_gradients(ctx.energy, x, z, w).flat())
 
 
 @final

@@ -143,7 +143,7 @@ class LRRN(nn.Module):
             output = self.energy_of(parameters).output(wide, minimiser(self, wide, parameters))
         return output.to(x.dtype).reshape(*x.shape[:-1], self.sizes[-1])
 
-    def minimise(self, x: Tensor, start: Tensor | None = None) -> Tensor:
+    def minimise(self, x: Tensor, start: Tensor | None = None, energy: LiftedEnergy | None = None) -> Tensor:
         """Return the stacked minimiser of the free phase, differentiable once; :meth:`read_out` turns it into the prediction.
 
         Parameters
@@ -151,6 +151,9 @@ class LRRN(nn.Module):
         x : float32 or float64 Tensor of shape (n, d_0)
         start : Tensor of shape (n, dim), optional
             Stacked activations to start from, such as an earlier result.
+        energy : LiftedEnergy, optional
+            That of the present parameters, detached and in the dtype of ``x``, where it is at hand: its Hessian is not built
+            again.
 
         Returns
         -------
@@ -158,7 +161,7 @@ class LRRN(nn.Module):
             z_1, ..., z_L side by side, an eliminated output left out.
         """
         parameters = [p.to(x.dtype) for p in self.flat_parameters()]
-        return minimiser(self, x, parameters, start)
+        return minimiser(self, x, parameters, start, energy)
 
     def read_out(self, x: Tensor, z: Tensor) -> Tensor:
         """Return the output, of shape (n, d_L), that belongs to a stacked minimiser; differentiable."""

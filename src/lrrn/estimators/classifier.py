@@ -80,6 +80,9 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
     margin, temperature : float or (float, float), default=0.3 and 0.1
         Of the margin objective: how far the right score should lead, and how soft the loss is; a pair is where it begins and
         where it ends.
+    adversarial_eps : float or (float, float), default=0.0
+        Of the margin objective: how far every input is moved, uphill in its loss, before that is learnt from, in the units of X
+        as the network sees it (after ``standardize``); a pair is where it begins and where it ends. A step takes twice as long.
     free_energy_weight : float, default=0.0001
         Weight of the free energy in the semi-supervised objective.
     self_training : float, default=1.0
@@ -165,6 +168,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         decoupled_weight_decay: float = 0.0,
         margin: float | tuple[float, float] = 0.3,
         temperature: float | tuple[float, float] = 0.1,
+        adversarial_eps: float | tuple[float, float] = 0.0,
         free_energy_weight: float = 0.0001,
         self_training: float = 1.0,
         confidence: float = 0.3,
@@ -204,6 +208,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         self.decoupled_weight_decay = decoupled_weight_decay
         self.margin = margin
         self.temperature = temperature
+        self.adversarial_eps = adversarial_eps
         self.free_energy_weight = free_energy_weight
         self.self_training = self_training
         self.confidence = confidence
@@ -307,7 +312,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
     def _objective(self) -> Objective:
         objectives: dict[str, Objective] = {
             "contrastive": Contrastive(),
-            "margin": Margin(self.margin, self.temperature),
+            "margin": Margin(self.margin, self.temperature, self.adversarial_eps),
             "cross_entropy": CrossEntropy(),
             "squared_error": SquaredError(),
             "class_energy": ClassEnergy(),

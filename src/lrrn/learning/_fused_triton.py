@@ -251,18 +251,19 @@ def moments(
     n, dim, d_1, b_first_at, b_first_size, d_last, sign,
     BALANCED: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, STRIP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Add up over the batch what derivatives are made of, for a strip of units a program.
+    """Add up over the batch what derivatives are made of, for a square of units a program.
 
-    Programs (i, 0) write rows of S and parts of t of the hidden units, then of the sum of the first layer's mismatches, to
-    ``s_ptr`` and ``t_ptr``; programs (i, 1), for the last layer, those of the clamped phase, with outputs times units after S,
-    and sums of outputs and of weights after t. ``t_ptr`` has rows of WIDTH: t, mismatches, t clamped, outputs, and the two sums
-    of weights. ``total_ptr`` gets the weighted sum of losses.
+    Programs (i, j, 0) write a square of S and, with j = 0, parts of t of the hidden units, then of the sum of the first layer's
+    mismatches, to ``s_ptr`` and ``t_ptr``; programs (i, j, 1), for the last layer, those of the clamped phase, with outputs
+    times units after S, and sums of outputs and of weights after t. ``t_ptr`` has rows of WIDTH: t, mismatches, t clamped,
+    outputs, and the two sums of weights. ``total_ptr`` gets the weighted sum of losses.
     """
-    last = tl.program_id(1)
-    units = tl.arange(0, WIDTH)
+    last = tl.program_id(2)
+    leads = tl.program_id(1) == 0
     strip = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
+    others = tl.program_id(1) * STRIP + tl.arange(0, STRIP)
     outputs = tl.arange(0, LAST)
-    s = tl.zeros((STRIP, WIDTH), dtype=tl.float32)
+    s = tl.zeros((STRIP, STRIP), dtype=tl.float32)
     cross = tl.zeros((LAST, STRIP), dtype=tl.float32)
     t = tl.zeros((STRIP,), dtype=tl.float32)
     mismatch = tl.zeros((STRIP,), dtype=tl.float32)
@@ -276,7 +277,7 @@ def moments(
         weight = sign * plain
         if last == 0:
             total += tl.sum(plain * tl.load(loss_ptr + rows, mask=rows < n, other=0.0))
-            z, weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, units, n, dim, sign, BALANCED)
+            z, weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, others, n, dim, sign, BALANCED)
             z_strip, strip_weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, strip, n, dim, sign, BALANCED)
             s += product(tl.trans(z_strip), weighted)
             t += tl.sum(strip_weighted, axis=0)
@@ -289,7 +290,7 @@ def moments(
                 mismatch += tl.sum(strip_weighted - tl.where(first, image + b, 0.0) * weight[:, None], axis=0)
                 share += tl.sum(weight)
         else:
-            z, weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, units, n, dim, sign, False)
+            z, weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, others, n, dim, sign, False)
             z_strip, strip_weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, strip, n, dim, sign, False)
             given = (rows[:, None] < n) & (outputs[None, :] < d_last)
             picked = tl.load(pick_ptr + rows, mask=rows < n, other=0)
@@ -299,16 +300,14 @@ def moments(
             t += tl.sum(strip_weighted, axis=0)
             sums += tl.sum(y * weight[:, None], axis=0)
             share += tl.sum(weight)
-    place = strip[:, None] * WIDTH + units[None, :]
-    if last == 0:
-        tl.store(s_ptr + place, s)
+    tl.store(s_ptr + last * WIDTH * WIDTH + strip[:, None] * WIDTH + others[None, :], s)
+    if (last == 0) & leads:
         tl.store(t_ptr + strip, t)
         tl.store(t_ptr + WIDTH + strip, mismatch)
         if tl.program_id(0) == 0:
             tl.store(t_ptr + 4 * WIDTH, share)
             tl.store(total_ptr, total)
-    else:
-        tl.store(s_ptr + WIDTH * WIDTH + place, s)
+    if (last == 1) & leads:
         tl.store(s_ptr + 2 * WIDTH * WIDTH + outputs[:, None] * WIDTH + strip[None, :], cross)
         tl.store(t_ptr + 2 * WIDTH + strip, t)
         if tl.program_id(0) == 0:

@@ -198,9 +198,9 @@ class FusedKernels:
         sign, balanced = sign_clamped or sign_free, bool(sign_free and sign_clamped)
         shape = {"BALANCED": balanced, "WIDTH": width, "TILE": min(padded(n), MOST_ROWS), "num_warps": 8}
         phases, strip = (weight, free, clamped, self._s, self._t), min(32, width)
-        kernels.moments[(width // strip, 2 if sign_clamped else 1)](
+        kernels.moments[(width // strip, width // strip, 2 if sign_clamped else 1)](
             flat, image, y, pick, losses, total, *phases, n, dim, d_1, b_at[0], b_size, outputs[1], sign,
-            LAST=self._last, STRIP=strip, **shape,
+            LAST=self._last, STRIP=strip, **{**shape, "num_warps": 4},
         )  # fmt: skip
         if not sign_clamped:
             out.zero_()  # the last layer has no part in it

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from lrrn.derivatives import Phase, energy_gradients
 from lrrn.energy import LiftedEnergy
+from lrrn.implicit import minimiser
 from lrrn.network import LRRN
 from lrrn.qp import BoxQP, QPSolution
 
@@ -247,19 +248,44 @@ class Margin:
         m, by how much the right score should lead; two numbers are where it begins and where it ends, growing evenly.
     temperature : float or (float, float), default=0.25
         T, how soft the loss is; likewise.
+    adversarial_eps : float or (float, float), default=0.0
+        How far every input is moved before its loss is taken, in the direction in which that rises most steeply; likewise.
+        Outputs that are Lipschitz with a small constant bend little over that distance, so one step is most of an attack.
     """
 
     margin: float | tuple[float, float] = 1.0
     temperature: float | tuple[float, float] = 0.25
+    adversarial_eps: float | tuple[float, float] = 0.0
 
     capturable: ClassVar[bool] = True
     of_prediction: ClassVar[bool] = True
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict through the implicit gradient and return the loss."""
+        if self.adversarial_eps == 0:
+            return self._loss(_scores(net, batch), batch)
+        parameters = [p.detach().to(batch.x.dtype) for p in net.flat_parameters()]
+        energy = net.energy_of(parameters)
+        attacked = self._attacked(net, parameters, energy, batch)
+        scores = _scores(net, attacked, energy)
+        batch.activations = attacked.activations
+        return self._loss(scores, batch)
+
+    def _loss(self, scores: Tensor, batch: Batch) -> Tensor:
         margin, temperature = _at(self.margin, batch.progress), _at(self.temperature, batch.progress)
-        scores = _scores(net, batch) - margin * _needed(batch.target)
-        return temperature * functional.cross_entropy(scores / temperature, _needed(batch.label), reduction="none")
+        scores = (scores - margin * _needed(batch.target)) / temperature
+        return temperature * functional.cross_entropy(scores, _needed(batch.label), reduction="none")
+
+    def _attacked(self, net: LRRN, parameters: list[Tensor], energy: LiftedEnergy, batch: Batch) -> Batch:
+        """Move the inputs uphill; solves there start from the activations at the inputs themselves, which are not far."""
+        with torch.enable_grad():
+            x = batch.x.detach().requires_grad_(True)
+            z = minimiser(net, x, parameters, batch.start, energy)
+            loss = self._loss(energy.output(x, z), batch).sum()
+            (slope,) = torch.autograd.grad(loss, x)
+        size = torch.linalg.vector_norm(slope, dim=1, keepdim=True)
+        step = _at(self.adversarial_eps, batch.progress) / torch.where(size > 0, size, 1)
+        return replace(batch, x=torch.addcmul(batch.x, slope, step), start=z.detach())
 
     @torch.no_grad()
     def project(self, net: LRRN) -> None:
@@ -298,8 +324,8 @@ def _at(value: float | tuple[float, float], progress: float | Tensor) -> float |
     return value
 
 
-def _scores(net: LRRN, batch: Batch) -> Tensor:
-    z = net.minimise(batch.x, batch.start)
+def _scores(net: LRRN, batch: Batch, energy: LiftedEnergy | None = None) -> Tensor:
+    z = net.minimise(batch.x, batch.start, energy)
     batch.activations = z.detach()
     return net.read_out(batch.x, z)
 

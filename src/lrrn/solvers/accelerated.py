@@ -24,7 +24,7 @@ class Accelerated:
     """One matrix product an iteration over the whole batch."""
 
     name = "accelerated"
-    chunk = 24
+    chunk = 48
     patience = 5
 
     def obstacle(self, qp: BoxQP) -> str | None:

@@ -13,7 +13,7 @@ from lrrn.solvers.base import SOLVERS, Solver, Stepper
 
 logger = logging.getLogger("lrrn.solvers")
 
-DIGITS, LONGEST = 2.5, 24
+DIGITS, LONGEST = 2.5, 48
 """What a round of half-precision sweeps is counted on to gain in a well conditioned problem, and its most sweeps."""
 
 
