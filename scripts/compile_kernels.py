@@ -33,7 +33,7 @@ NETWORKS = [((784, 64, 64, 10), 10), ((784, 64, 64, 10), 256), ((784, 32, 32, 10
 """Sizes and batches of the steps that are compiled."""
 SOLVES = [
     *((units, batch, torch.float32) for units in (10, 128) for batch in (16, 60_000)),
-    *((units, 256, dtype) for units in (128, 200, 600, 2048) for dtype in (torch.float32, torch.float64)),
+    *((units, 256, dtype) for units in (128, 200, 600, 2048, 8192) for dtype in (torch.float32, torch.float64)),
 ]
 """Units, batches and dtypes of solves."""
 

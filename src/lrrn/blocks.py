@@ -65,6 +65,8 @@ class BlockTridiagonal:
 
     def matmul(self, z: Tensor) -> Tensor:
         """Multiply each row of ``z``, of shape (n, dim), by the matrix."""
+        if not self.sub:
+            return z @ self.diag[0]
         blocks = self.split(z)
         out = torch.empty_like(z)
         for k, (target, block) in enumerate(zip(self.split(out), self.diag, strict=True)):

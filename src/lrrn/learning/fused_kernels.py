@@ -23,6 +23,8 @@ CHUNK, MOST_PARTS = 64, 8
 """Columns of the input that are an operand at a time, and most parts that they are shared out to."""
 MOST_ROWS = 64
 """Most rows of the batch that sums over it take at a time."""
+SIDE = 32
+"""Units along a side of the squares that second moments are added up in."""
 SIGNS = ((-1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
 """Factors on the free and the clamped energy that the kernels know."""
 
@@ -197,7 +199,7 @@ class FusedKernels:
 
         sign, balanced = sign_clamped or sign_free, bool(sign_free and sign_clamped)
         shape = {"BALANCED": balanced, "WIDTH": width, "TILE": min(padded(n), MOST_ROWS), "num_warps": 8}
-        phases, strip = (weight, free, clamped, self._s, self._t), min(32, width)
+        phases, strip = (weight, free, clamped, self._s, self._t), min(SIDE, width)
         kernels.moments[(width // strip, width // strip, 2 if sign_clamped else 1)](
             flat, image, y, pick, losses, total, *phases, n, dim, d_1, b_at[0], b_size, outputs[1], sign,
             LAST=self._last, STRIP=strip, **{**shape, "num_warps": 4},

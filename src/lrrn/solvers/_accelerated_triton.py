@@ -173,6 +173,76 @@ def sweep(
         tl.store(residual_ptr + rows, kkt_norm(out, g, floor, ceiling, inside), mask=rows < n)
 
 
+@triton.jit
+def is_finite(v):
+    """Whether no number of a row is infinite or none."""
+    return tl.max(tl.where(tl.abs(v) < float("inf"), 0, 1)) == 0
+
+
+@triton.jit
+def size_of(v):
+    """Return the largest number of a row without its sign, or 1 if that is 0 or not finite: what a row can be divided by."""
+    most = tl.max(tl.abs(v))
+    return tl.where((most > 0) & (most < float("inf")), most, 1.0)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def begin_relax(
+    z_ptr, g_ptr, lo_ptr, hi_ptr, unit_ptr, inverse_ptr, lead_ptr, push_ptr, down_ptr, up_ptr, here_ptr, ahead_ptr, size_ptr,
+    dim, lo_stride, hi_stride, farthest, LEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Scale the correction of one sample to the size of a projected step, and write what :func:`relax` reads.
+
+    ``lead_ptr`` holds how far its point ahead is ahead, in scaled units; it is read with ``LEADS`` only.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    units = tl.arange(0, WIDTH)
+    inside = units < dim
+    place = row * dim + units
+    unit = tl.load(unit_ptr + units, mask=inside, other=1.0)
+    z = tl.load(z_ptr + place, mask=inside, other=0.0)
+    slope = tl.load(g_ptr + place, mask=inside, other=0.0) * (unit * tl.load(inverse_ptr))
+    down = (tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0) - z) / unit
+    up = (tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0) - z) / unit
+    size = size_of(tl.minimum(tl.maximum(-slope, down), up))
+    ahead = tl.zeros((WIDTH,), dtype=tl.float32)
+    if LEADS:
+        ahead = (tl.load(lead_ptr + place, mask=inside, other=0.0) / size).to(tl.float32)
+    tl.store(push_ptr + place, (-slope / size).to(tl.float32), mask=inside)
+    tl.store(down_ptr + place, (down / size).to(tl.float32), mask=inside)
+    tl.store(up_ptr + place, (up / size).to(tl.float32), mask=inside)
+    tl.store(here_ptr + place, tl.zeros((WIDTH,), dtype=tl.float32), mask=inside)
+    tl.store(ahead_ptr + place, tl.minimum(tl.maximum(ahead, -farthest), farthest).to(tl.float16), mask=inside)
+    tl.store(size_ptr + row, size)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def end_relax(
+    z_ptr, lo_ptr, hi_ptr, unit_ptr, lead_ptr, t_ptr, down_ptr, up_ptr, here_ptr, ahead_ptr, size_ptr,
+    dim, lo_stride, hi_stride, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Add the correction of one sample to z, and keep its momentum; where it is not finite, z stays and momentum begins anew."""
+    row = tl.program_id(0).to(tl.int64)
+    units = tl.arange(0, WIDTH)
+    inside = units < dim
+    place = row * dim + units
+    z = tl.load(z_ptr + place, mask=inside, other=0.0)
+    lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
+    hi = tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0)
+    here = tl.load(here_ptr + place, mask=inside, other=0.0)
+    size = tl.load(size_ptr + row)
+    moved = z + here * (size * tl.load(unit_ptr + units, mask=inside, other=0.0))
+    # what is on a bound must be so to the last bit
+    moved = tl.minimum(tl.maximum(moved, lo), hi)
+    moved = tl.where(here <= tl.load(down_ptr + place, mask=inside, other=-1.0), lo, moved)
+    moved = tl.where(here >= tl.load(up_ptr + place, mask=inside, other=1.0), hi, moved)
+    fine = is_finite(moved)
+    lead = (tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32) - here) * size
+    tl.store(z_ptr + place, tl.where(fine, moved, z), mask=inside)
+    tl.store(lead_ptr + place, tl.where(fine, lead, 0.0), mask=inside)
+    tl.store(t_ptr + row, tl.where(fine, tl.load(t_ptr + row), 1.0))
+
+
 @triton.jit(do_not_specialize=["dim"])
 def relax(product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, dim, farthest, WIDTH: tl.constexpr):
     """Finish a step for one sample, given y A / L for its point y ahead: e <- clip(y - y A / L + push), and momentum.
@@ -199,6 +269,80 @@ def relax(product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, d
     tl.store(here_ptr + place, new, mask=inside)
     tl.store(ahead_ptr + place, next.to(tl.float16), mask=inside)
     tl.store(t_ptr + row, t_new)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def begin_conjugate(
+    g_ptr, lo_ptr, hi_ptr, unit_ptr, inverse_ptr, kept_ptr, half_ptr, direction_ptr, left_ptr, moved_ptr, mask_ptr, state_ptr,
+    size_ptr, dim, lo_stride, hi_stride, KEPT: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Scale what is left of the right-hand side of one sample to the size one, and write what :func:`conjugate` reads.
+
+    ``kept_ptr`` holds the direction of the last call; it is read with ``KEPT`` only.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    units = tl.arange(0, WIDTH)
+    inside = units < dim
+    place = row * dim + units
+    lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
+    hi = tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0)
+    free = inside & (lo < hi)
+    unit = tl.load(unit_ptr + units, mask=inside, other=0.0)
+    left = tl.where(free, -tl.load(g_ptr + place, mask=inside, other=0.0) * (unit * tl.load(inverse_ptr)), 0.0)
+    size = size_of(left)
+    left = (left / size).to(tl.float32)
+    direction = left
+    if KEPT:
+        direction = (tl.load(kept_ptr + place, mask=inside, other=0.0) / size).to(tl.float32)
+    shrink = size_of(direction)
+    tl.store(left_ptr + place, left, mask=inside)
+    tl.store(direction_ptr + place, direction, mask=inside)
+    tl.store(half_ptr + place, (direction / shrink).to(tl.float16), mask=inside)
+    tl.store(moved_ptr + place, tl.zeros((WIDTH,), dtype=tl.float32), mask=inside)
+    tl.store(mask_ptr + place, free.to(tl.int8), mask=inside)
+    tl.store(state_ptr + 2 * row, tl.sum(left * left))
+    tl.store(state_ptr + 2 * row + 1, shrink)
+    tl.store(size_ptr + row, size)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def end_conjugate(
+    z_ptr, unit_ptr, kept_ptr, direction_ptr, moved_ptr, size_ptr, dim, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Add the correction of one sample to z, and keep its direction; where it is not finite, z stays and nothing is kept."""
+    row = tl.program_id(0).to(tl.int64)
+    units = tl.arange(0, WIDTH)
+    inside = units < dim
+    place = row * dim + units
+    z = tl.load(z_ptr + place, mask=inside, other=0.0)
+    size = tl.load(size_ptr + row)
+    unit = tl.load(unit_ptr + units, mask=inside, other=0.0)
+    after = z + tl.load(moved_ptr + place, mask=inside, other=0.0) * (size * unit)
+    fine = is_finite(after)
+    direction = tl.load(direction_ptr + place, mask=inside, other=0.0) * size
+    tl.store(z_ptr + place, tl.where(fine, after, z), mask=inside)
+    tl.store(kept_ptr + place, tl.where(fine, direction, 0.0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def judge(z_ptr, q_ptr, lo_ptr, hi_ptr, g_ptr, residual_ptr, dim, lo_stride, hi_stride, WIDTH: tl.constexpr):
+    """Turn H z of one sample, in ``g_ptr``, into H z - q, and write the norm of the KKT residual, in float64."""
+    row = tl.program_id(0).to(tl.int64)
+    units = tl.arange(0, WIDTH)
+    inside = units < dim
+    place = row * dim + units
+    z = tl.load(z_ptr + place, mask=inside, other=0.0)
+    lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
+    hi = tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0)
+    g = tl.load(g_ptr + place, mask=inside, other=0.0) - tl.load(q_ptr + place, mask=inside, other=0.0)
+    tl.store(g_ptr + place, g, mask=inside)
+    # a slope that is no number is not held by a bound
+    held = ((z <= lo) & (g >= 0)) | ((z >= hi) & (g <= 0))
+    left = tl.where(held, 0.0, g).to(tl.float64)
+    # squares of float64 overflow from 1e154 on
+    size = size_of(left)
+    left = left / size
+    tl.store(residual_ptr + row, size * tl.sqrt(tl.sum(left * left)))
 
 
 @triton.jit(do_not_specialize=["dim"])

@@ -130,7 +130,7 @@ class Tiles:
         n, dim = z.shape
         width = self._matrices[1].shape[0]
         tile, warps = tile_and_warps(n)
-        strides = (0 if bound.shape[0] == 1 else dim for bound in (lo, hi))
+        strides = (0 if len(bound) == 1 else dim for bound in (lo, hi))
         arrays = (q, z, lo, hi, *self._matrices, *((z, z) if found is None else found))
         shape = {"WIDTH": width, "TILE": tile, "CHECK": found is not None, "num_warps": warps}
         _kernels().sweep[(-(-n // tile),)](*arrays, n, dim, *strides, rounds, steps, **shape)
@@ -169,30 +169,26 @@ class Rows:
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
-        slope = g * (self._unit * self._inverse)
-        down, up = ((bound - z) / self._unit for bound in (qp.lo, qp.hi))
-        size = torch.minimum(torch.maximum(-slope, down), up).abs().amax(-1, keepdim=True)
-        size = torch.where(size > 0, size, 1)
-        push, down, up = ((part / size).float() for part in (-slope, down, up))
-        here = torch.zeros((n, dim), dtype=torch.float32, device=z.device)
-        ahead = here.half() if self._lead is None else (self._lead / size).clamp_(-FARTHEST, FARTHEST).half()
-        width = 1 << (dim - 1).bit_length()
-        product = torch.empty_like(ahead)
+        kernels, shape = _kernels(), _row_shape(dim)
+        (lo, hi), strides = _bounds(qp)
+        push, down, up, here = (torch.empty((n, dim), dtype=torch.float32, device=z.device) for _ in range(4))
+        ahead, product = (torch.empty((n, dim), dtype=torch.float16, device=z.device) for _ in range(2))
+        size = z.new_empty(n)
+        lead = torch.empty_like(z) if self._lead is None else self._lead
+        given = (z, g.contiguous(), lo, hi, self._unit, self._inverse, lead)
+        scaled = (push, down, up, here, ahead, size)
+        kernels.begin_relax[(n,)](*given, *scaled, dim, *strides, FARTHEST, LEADS=self._lead is not None, **shape)
         for _ in range(sweeps):
             torch.mm(ahead, self._matrix, out=product)
-            arrays = (product, ahead, here, self._t, push, down, up)
-            _kernels().relax[(n,)](*arrays, dim, FARTHEST, WIDTH=width, num_warps=8 if width > 512 else 4)
-        moved = qp.project(torch.addcmul(z, here.to(z.dtype), size * self._unit))
-        # what is on a bound must be so to the last bit
-        moved = torch.where(here <= down, qp.lo, torch.where(here >= up, qp.hi, moved))
-        fine = moved.isfinite().all(-1, keepdim=True)
-        z.copy_(torch.where(fine, moved, z))
-        self._lead = torch.where(fine, (ahead.float() - here) * size, 0)
-        self._t = torch.where(fine.squeeze(-1), self._t, 1)
+            kernels.relax[(n,)](product, ahead, here, self._t, push, down, up, dim, FARTHEST, **shape)
+        kernels.end_relax[(n,)](
+            z, lo, hi, self._unit, lead, self._t, down, up, here, ahead, size, dim, *strides, **shape
+        )  # fmt: skip
+        self._lead = lead
         return torch.full((n,), sweeps, dtype=torch.int64, device=z.device)
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
-        return recompute(qp, z)
+        return _judged(qp, z)
 
     def keep(self, rows: Tensor) -> None:
         self._t = self._t[rows]
@@ -213,36 +209,54 @@ class Equations:
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
-        free = (qp.lo < qp.hi).expand(n, dim)
-        left = (-g * (self._unit * self._inverse)).masked_fill(~free, 0)
-        size = left.abs().amax(-1, keepdim=True)
-        size = torch.where(size > 0, size, 1)
-        left = (left / size).float()
-        direction = left.clone() if self._direction is None else (self._direction / size).float()
-        largest = direction.abs().amax(-1)
-        shrink = torch.where(largest > 0, largest, 1)
-        half, moved = (direction / shrink[:, None]).half(), torch.zeros_like(left)
+        kernels, shape = _kernels(), _row_shape(dim)
+        (lo, hi), strides = _bounds(qp)
+        direction, left, moved = (torch.empty((n, dim), dtype=torch.float32, device=z.device) for _ in range(3))
+        half, product = (torch.empty((n, dim), dtype=torch.float16, device=z.device) for _ in range(2))
         # squared norm of what is left, and the factor by which the half-precision direction was shrunk
-        state = torch.stack([left.square().sum(-1), shrink], 1)
-        mask, width, product = free.to(torch.int8).contiguous(), 1 << (dim - 1).bit_length(), torch.empty_like(half)
+        state = torch.empty((n, 2), dtype=torch.float32, device=z.device)
+        mask, size = torch.empty((n, dim), dtype=torch.int8, device=z.device), z.new_empty(n)
+        kept = torch.empty_like(z) if self._direction is None else self._direction
+        given = (g.contiguous(), lo, hi, self._unit, self._inverse, kept)
+        scaled = (half, direction, left, moved, mask, state)
+        kernels.begin_conjugate[(n,)](*given, *scaled, size, dim, *strides, KEPT=self._direction is not None, **shape)
         # conjugate gradients go as far in half the steps
         sweeps = -(-sweeps // 2)
         for _ in range(sweeps):
             torch.mm(half, self._matrix, out=product)
-            arrays = (product, half, direction, left, moved, mask, state)
-            _kernels().conjugate[(n,)](*arrays, dim, WIDTH=width, num_warps=8 if width > 512 else 4)
-        after = torch.addcmul(z, moved.to(z.dtype), size * self._unit)
-        fine = after.isfinite().all(-1, keepdim=True)
-        z.copy_(torch.where(fine, after, z))
-        self._direction = torch.where(fine, direction * size, 0)
+            kernels.conjugate[(n,)](product, *scaled, dim, **shape)
+        kernels.end_conjugate[(n,)](z, self._unit, kept, direction, moved, size, dim, **shape)
+        self._direction = kept
         return torch.full((n,), sweeps, dtype=torch.int64, device=z.device)
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
-        return recompute(qp, z)
+        return _judged(qp, z)
 
     def keep(self, rows: Tensor) -> None:
         if self._direction is not None:
             self._direction = self._direction[rows]
+
+
+def _judged(qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Do what :func:`recompute` does, in a product and a kernel."""
+    n, dim = z.shape
+    g = qp.hessian.matmul(z)
+    residual = torch.empty(n, dtype=torch.float64, device=z.device)
+    (lo, hi), strides = _bounds(qp)
+    _kernels().judge[(n,)](z, qp.q.contiguous(), lo, hi, g, residual, dim, *strides, **_row_shape(dim))
+    return g, residual
+
+
+def _bounds(qp: BoxQP) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    """Return the bounds as arrays without gaps, and how far apart the rows of each are: 0 if all samples share one."""
+    lo, hi = qp.lo.contiguous(), qp.hi.contiguous()
+    return (lo, hi), (0 if len(lo) == 1 else qp.dim, 0 if len(hi) == 1 else qp.dim)
+
+
+def _row_shape(dim: int) -> dict[str, int]:
+    """Return the padded width of a row, and the warps that go with it."""
+    width = 1 << (dim - 1).bit_length()
+    return {"WIDTH": width, "num_warps": 4 if width <= 512 else 8 if width <= 2048 else 16}
 
 
 @cache
