@@ -190,6 +190,27 @@ MUTANTS = [
         "test_objectives.py::test_a_margin_and_a_temperature_can_change_as_training_goes_on",
     ),
     Mutant(
+        "an adversary that moves inputs downhill",
+        "learning/objectives.py",
+        "x=torch.addcmul(batch.x, slope, step)",
+        "x=torch.addcmul(batch.x, slope, -step)",
+        "test_objectives.py::test_adversarial_margin_loss_is_that_of_inputs_moved_uphill",
+    ),
+    Mutant(
+        "an adversary that attacks a loss of another temperature",
+        "learning/objectives.py",
+        "loss = self._loss(energy.output(x, z), batch).sum()",
+        "loss = Margin(self.margin, 1.0)._loss(energy.output(x, z), batch).sum()",
+        "test_objectives.py::test_adversarial_margin_loss_is_that_of_inputs_moved_uphill",
+    ),
+    Mutant(
+        "frozen parameters, no slope in x",
+        "implicit.py",
+        "        return d_x, *(None for _ in ctx.needs_input_grad[4:])",
+        "        return torch.zeros_like(d_x), *(None for _ in ctx.needs_input_grad[4:])",
+        "test_gradients.py::test_gradients_in_x_of_a_network_whose_parameters_are_frozen",
+    ),
+    Mutant(
         "the same batches in every epoch",
         "learning/trainer.py",
         "(self.settings.seed * 1_000_003 + self.position.epoch)",

@@ -9,6 +9,7 @@ import torch
 
 from lrrn.solvers import _half_precision, solve
 from lrrn.solvers._half_precision import fits_in_rows, fits_on_chip, largest_by_squaring
+from lrrn.solvers.base import recompute
 from oracles import random_input, random_network
 
 
@@ -110,6 +111,32 @@ def test_momentum_outlives_a_round(in_rows, kind):
         return count
 
     assert rounds(False) < 0.8 * rounds(True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("linear", [False, True], ids=["bounds", "equations"])
+def test_rows_are_judged_as_by_torch(in_rows, dtype, linear):
+    qp = problem((9, 20, 17, 4), 6, dtype, in_rows)
+    z = (qp.lo + random_input(6, qp.dim, dtype=dtype, device=in_rows).abs()).clamp(qp.lo, qp.hi)
+    z[:, ::3] = qp.lo.expand(6, -1)[:, ::3]
+    z[1, 1::3] = qp.hi.expand(6, -1)[1, 1::3].clamp(max=1)
+    if linear:
+        free = z > qp.lo
+        reach = torch.full_like(z, math.inf).masked_fill(~free, 0)
+        qp = type(qp)(qp.hessian, qp.q, -reach, reach, linear=True)
+        z = z * free
+    if dtype == torch.float64:
+        qp.q[2] *= 1e200  # its square overflows
+    qp.q[3, 2] = math.inf
+    qp.q[4, 0] = math.nan  # a unit on a bound, or fixed
+    stepper = (_half_precision.Equations if linear else _half_precision.Rows)(qp)
+    (g, residual), (expected_g, expected) = stepper.check(qp, z), recompute(qp, z)
+    close = dict(rtol=1e-4, atol=1e-4) if dtype == torch.float32 else dict(rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(g, expected_g, equal_nan=True, **close)
+    finite = [0, 1, 2, 5]
+    assert expected[finite].isfinite().all() and residual.dtype == torch.float64
+    torch.testing.assert_close(residual[finite], expected[finite], rtol=1e-4, atol=1e-6)
+    assert torch.equal(residual.isfinite(), expected.isfinite())
 
 
 @pytest.mark.parametrize("most_on_chip", [256, 0])

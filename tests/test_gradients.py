@@ -35,6 +35,14 @@ def test_implicit_gradients(sizes, constraint, output, device):
     assert gradcheck(lambda x, *_: net(x), (x, *net.parameters()), fast_mode=device != "cpu")
 
 
+@pytest.mark.parametrize("solver", ["auto", "newton"], ids=["compiled passes", "general way"])
+def test_gradients_in_x_of_a_network_whose_parameters_are_frozen(solver):
+    net = random_network((4, 5, 3, 2), solver=solver, tol=1e-13).requires_grad_(False)
+    x = random_input(3, 4).requires_grad_()
+    assert gradcheck(net, (x,))
+    assert all(p.grad is None for p in net.parameters())
+
+
 def test_gradients_of_energies_are_exact_by_the_envelope_theorem():
     net = random_network((4, 5, 3, 2), beta=(1.0, 0.5, 0.7), tol=1e-13)
     x = random_input(3, 4).requires_grad_()

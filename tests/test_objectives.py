@@ -187,7 +187,15 @@ def test_adversarial_training_makes_a_network_more_robust():
 
 def test_objectives_that_need_targets_say_so():
     net = random_network((6, 5, 3))
-    for objective in (Contrastive(), ClassEnergy(), Margin(), Margin(adversarial_eps=0.1), CrossEntropy(), SquaredError(), SemiSupervised()):
+    for objective in (
+        Contrastive(),
+        ClassEnergy(),
+        Margin(),
+        Margin(adversarial_eps=0.1),
+        CrossEntropy(),
+        SquaredError(),
+        SemiSupervised(),
+    ):
         with pytest.raises(ValueError, match="needs targets"):
             objective(net, Batch(random_input(2, 6)))
 

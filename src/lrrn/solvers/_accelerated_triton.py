@@ -221,7 +221,7 @@ def end_relax(
     z_ptr, lo_ptr, hi_ptr, unit_ptr, lead_ptr, t_ptr, down_ptr, up_ptr, here_ptr, ahead_ptr, size_ptr,
     dim, lo_stride, hi_stride, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Add the correction of one sample to z, and keep its momentum; where it is not finite, z stays and momentum begins anew."""
+    """Add the correction of one sample to z, and keep its momentum; if it is not finite, z stays and momentum begins anew."""
     row = tl.program_id(0).to(tl.int64)
     units = tl.arange(0, WIDTH)
     inside = units < dim
