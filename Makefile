@@ -101,7 +101,7 @@ bench: .venv-bench/.bench .venv-pcx/.pcx
 interpret: .venv/.test
 	.venv/$(PIP) --no-deps triton
 	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/test_accelerated.py tests/test_fused_kernels.py \
-		tests/test_flat_adam.py tests/test_solver_contract.py -k "accelerated or kernel or adam"
+		tests/test_flat_adam.py tests/test_clock.py tests/test_solver_contract.py -k "accelerated or kernel or adam or clock"
 	TRITON_DEFAULT_FP_FUSION=1 .venv/bin/python scripts/compile_kernels.py
 
 # bounded versions; benchmarks/results holds what the full ones found

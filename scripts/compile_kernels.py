@@ -21,7 +21,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import lrrn
-from lrrn.learning import Contrastive, FreeEnergy, Settings, flat_adam, fused_kernels
+from lrrn.learning import Contrastive, FreeEnergy, Settings, clock, flat_adam, fused_kernels
 from lrrn.learning.captured import DeviceCounts
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch
@@ -118,6 +118,7 @@ def step(sizes: tuple[int, ...], batch: int, objective: Any) -> None:
         fused(Batch(torch.rand(batch, sizes[0]), torch.rand(batch, sizes[-1])), torch.rand(batch))
         settings = Settings(optimizer="adamw", decoupled_weight_decay=0.1)
         flat_adam.FlatAdam(Step(net, objective, settings, flat).optimizer, flat)()
+        clock.StepClock(2, batch, torch.device("cpu")).tick()
 
 
 def solver(units: int, batch: int, dtype: torch.dtype) -> None:
@@ -129,6 +130,7 @@ def solver(units: int, batch: int, dtype: torch.dtype) -> None:
     for problem in (qp, energy.adjoint(z, torch.ones_like(z))):
         stepper = Accelerated().begin(problem)
         stepper.advance(problem, z, -problem.q, 24, torch.zeros(batch, dtype=torch.float64))
+        stepper.check(problem, z)
 
 
 def main() -> int:
@@ -138,7 +140,7 @@ def main() -> int:
     compiled = Compiled(parser.parse_args().capability)
     driver.set_active(NoDevice(parser.parse_args().capability))
     JITFunction.__getitem__ = lambda function, grid: compiled.launch(function, grid)
-    for module in (_half_precision, fused_kernels, flat_adam):
+    for module in (_half_precision, fused_kernels, flat_adam, clock):
         module.has_kernels = lambda t: True
     accelerated.fits_on_chip, accelerated.fits_in_rows = _half_precision.fits_on_chip, _half_precision.fits_in_rows
     for sizes, batch in NETWORKS:

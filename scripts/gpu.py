@@ -262,7 +262,7 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
             with captured._side_stream():
                 net.fixed_sweeps = captured.sweeps
                 graph = captured._graph()
-                microseconds = median(graph.replay, 40, captured._clock.zero_)
+                microseconds = median(graph.replay, 40, captured._clock.rewind)
                 parts = by_kernel(graph.replay)
         kind = "Margin, adversarial" if getattr(objective, "adversarial_eps", 0) else type(objective).__name__
         name = f"{kind}, {'-'.join(map(str, sizes))}"

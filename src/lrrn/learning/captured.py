@@ -15,6 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from lrrn.learning.clock import StepClock
 from lrrn.network import LRRN
 from lrrn.qp import QPSolution
 
@@ -110,18 +111,13 @@ class CapturedSteps:
     ) -> None:
         device = net.W[0].device
         self._net, self._slopes, self._update, self._device = net, slopes, update, device
-        self._order = torch.zeros((steps, batch_size), dtype=torch.int64, device=device)
-        self._rates = torch.zeros(steps, dtype=torch.float32, device=device)
-        # a launch takes longer than what it does here, so what changes together is one tensor
-        self._clock = torch.zeros(2, dtype=torch.int64, device=device)
-        self._at, self._moment = self._clock[:1], self._clock[1]
+        self._clock = StepClock(steps, batch_size, device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._counts = DeviceCounts(aim, device)
         self._stream = torch.cuda.Stream(device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warm = 0
-        self._rate = torch.zeros(1, dtype=torch.float32, device=device)
-        self.rate = self._rate[0]
+        self.rate = self._clock.rate
         self.sweeps = sweeps
 
     @property
@@ -130,14 +126,8 @@ class CapturedSteps:
         return self.sweeps == LADDER[-1]
 
     def begin(self, order: Tensor, rates: list[float], first: int, moment: int) -> None:
-        """Set out an epoch: the rows of its steps, of shape (steps, batch_size), their learning rates, and where to begin.
-
-        ``moment`` is the number of the first step to take, counted from the beginning of training.
-        """
-        self._order.copy_(order)
-        self._rates.copy_(torch.tensor(rates))
-        self._at.fill_(first)
-        self._moment.fill_(moment)
+        """Set out an epoch, as in :meth:`StepClock.begin`."""
+        self._clock.begin(order, rates, first, moment)
 
     def run(self, steps: int) -> tuple[float, tuple[int, int, int]]:
         """Take some steps; return the sum of losses, and samples, sweeps and missed solves."""
@@ -172,11 +162,10 @@ class CapturedSteps:
             outer.wait_stream(self._stream)
 
     def _step(self) -> None:
-        torch.index_select(self._rates, 0, self._at, out=self._rate)
-        rows = self._order.index_select(0, self._at)[0]
-        self._loss.add_(self._slopes(rows, self._moment), alpha=len(rows))
+        clock = self._clock
+        clock.tick()
+        self._loss.add_(self._slopes(clock.rows, clock.moment), alpha=len(clock.rows))
         self._update()
-        self._clock += 1
 
     def _graph(self) -> torch.cuda.CUDAGraph:
         """Return the graph of a step at the present number of sweeps."""
@@ -195,7 +184,7 @@ class CapturedSteps:
     def _suffices(self, sweeps: int) -> bool:
         """Try a number of sweeps on a batch of this epoch."""
         self._net.fixed_sweeps = sweeps
-        self._slopes(self._order.index_select(0, self._at.clamp(max=len(self._order) - 1))[0], self._moment)
+        self._slopes(*self._clock.ahead())
         samples, _, _, short = self._counts.take()
         return short <= 0.5 * SHORT * samples
 

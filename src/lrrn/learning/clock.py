@@ -1,0 +1,82 @@
+"""Which rows a step takes, at what rate, and its number: told on the device, so that a graph of one step serves them all."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from lrrn.solvers._half_precision import has_kernels
+
+BLOCK = 256
+"""Rows that the kernel copies at a time."""
+
+
+@final
+class StepClock:
+    """An epoch's steps, one after the other.
+
+    Parameters
+    ----------
+    steps, batch_size : int
+        Of an epoch.
+    device : torch.device
+
+    Attributes
+    ----------
+    rows : int64 Tensor of shape (batch_size,)
+        The samples of the step that :meth:`tick` announced.
+    rate : float32 Tensor of shape ()
+        Its learning rate.
+    moment : int64 Tensor of shape ()
+        Its number, counted from the beginning of training.
+    """
+
+    def __init__(self, steps: int, batch_size: int, device: torch.device) -> None:
+        self._order = torch.zeros((steps, batch_size), dtype=torch.int64, device=device)
+        self._rates = torch.zeros(steps, dtype=torch.float32, device=device)
+        # numbers of the next step, in the epoch and in all
+        self._next = torch.zeros(2, dtype=torch.int64, device=device)
+        self.rows = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self.rate = torch.zeros((), dtype=torch.float32, device=device)
+        self.moment = torch.zeros((), dtype=torch.int64, device=device)
+
+    def begin(self, order: Tensor, rates: list[float], first: int, moment: int) -> None:
+        """Set out an epoch: the rows of its steps, of shape (steps, batch_size), their learning rates, and where to begin.
+
+        ``moment`` is the number of the first step to take, counted from the beginning of training.
+        """
+        self._order.copy_(order)
+        self._rates.copy_(torch.tensor(rates))
+        self._next.copy_(torch.tensor([first, moment]))
+
+    def rewind(self) -> None:
+        """Go back to the first step of the epoch."""
+        self._next[0].zero_()
+
+    def tick(self) -> None:
+        """Announce the next step; a launch takes longer than what it does here, so there is one where kernels run."""
+        if has_kernels(self._order):
+            arrays = (self._order, self._rates, self._next, self.rows, self.rate, self.moment)
+            _kernels().tick[(1,)](*arrays, len(self.rows), BLOCK=BLOCK, num_warps=1)
+            return
+        at = self._next[:1]
+        torch.index_select(self._order, 0, at, out=self.rows.unsqueeze(0))
+        torch.index_select(self._rates, 0, at, out=self.rate.unsqueeze(0))
+        self.moment.copy_(self._next[1])
+        self._next += 1
+
+    def ahead(self) -> tuple[Tensor, Tensor]:
+        """Return the rows of the next step, or of the last, and its number, without going on."""
+        at = self._next[:1].clamp(max=len(self._order) - 1)
+        return self._order.index_select(0, at)[0], self._next[1]
+
+
+@cache
+def _kernels() -> Any:
+    """Import the kernel when it is first needed: Triton takes its time, and may be absent."""
+    from lrrn.learning import _clock_triton
+
+    return _clock_triton
