@@ -199,9 +199,16 @@ MUTANTS = [
     Mutant(
         "an adversary that attacks a loss of another temperature",
         "learning/objectives.py",
-        "loss = self._loss(energy.output(x, z), batch).sum()",
-        "loss = Margin(self.margin, 1.0)._loss(energy.output(x, z), batch).sum()",
+        "logits = self._logits(energy.output(x, z), batch)",
+        "logits = Margin(self.margin, 1.0)._logits(energy.output(x, z), batch)",
         "test_objectives.py::test_adversarial_margin_loss_is_that_of_inputs_moved_uphill",
+    ),
+    Mutant(
+        "an adversary whose slope vanishes with the loss",
+        "learning/objectives.py",
+        "(slope,) = torch.autograd.grad(lead.sum(), x)",
+        "(slope,) = torch.autograd.grad(functional.softplus(lead).sum(), x)",
+        "test_objectives.py::test_adversaries_move_inputs_that_are_far_on_the_right_side",
     ),
     Mutant(
         "frozen parameters, no slope in x",

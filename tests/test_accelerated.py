@@ -149,7 +149,31 @@ def test_the_kernel_leaves_what_is_not_finite_alone(on_chip, most_on_chip, monke
     found, clean = (solve(p, solver="accelerated") for p in (bad, qp))
     others = [0, 1, 3, 4]
     assert not bool(found.converged[2]) and found.converged[others].all()
-    assert torch.equal(found.z[others], clean.z[others])
+    assert torch.equal(found.z[others], clean.z[others]) and found.z.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|All-NaN)")  # NumPy's, where Triton interprets
+@pytest.mark.parametrize("kind", [_half_precision.Rows, _half_precision.Equations])
+def test_a_correction_that_is_not_finite_is_not_added(in_rows, kind):
+    net = random_network((9, 20, 17, 4), dtype=torch.float64, device=in_rows)
+    energy = net.energy_snapshot(torch.float64)
+    qp = energy.free(random_input(3, 9, dtype=torch.float64, device=in_rows))
+    if kind is _half_precision.Equations:
+        qp = energy.adjoint(torch.ones_like(qp.q), qp.q)
+    stepper, z = kind(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
+    g, _ = stepper.check(qp, z)
+    stepper.advance(qp, z, g, 4, qp.scale)
+    g, _ = stepper.check(qp, z)
+    g[1, 3] = -math.inf
+    before = z.clone()
+    stepper.advance(qp, z, g, 4, qp.scale)
+    moved = (z != before).any(1)
+    assert torch.equal(z[1], before[1]) and bool(moved[0]) and bool(moved[2])
+    # nothing is kept from that round either, and the next one gets on
+    for _ in range(20):
+        g, residual = stepper.check(qp, z)
+        stepper.advance(qp, z, g, 8, qp.scale)
+    assert bool((residual <= 1e-6 * qp.scale).all())
 
 
 def test_wide_problems_take_the_kernel_for_rows_and_wider_ones_none(device, monkeypatch):

@@ -42,6 +42,16 @@ def test_value_is_the_definition(options):
 
 
 @pytest.mark.parametrize("options", NETWORKS)
+def test_gradients_are_products_with_the_whole_matrix(options):
+    net = random_network(**options)
+    qp = energy_of(net).free(random_input(3, net.sizes[0]))
+    z = random_input(3, qp.dim, seed=1).abs()
+    gradient = z @ qp.hessian.dense() - qp.q if qp.dim else z
+    torch.testing.assert_close(qp.gradient(z), gradient, rtol=1e-12, atol=1e-12)
+    assert qp.residual(z).shape == (3,)
+
+
+@pytest.mark.parametrize("options", NETWORKS)
 def test_free_phase(options):
     net = random_network(**options)
     energy = energy_of(net)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from sklearn.decomposition import PCA
 from torch.autograd import gradcheck
 from torch.nn import functional
 
-from lrrn import LRRN
+from lrrn import LRRN, LRRNClassifier
 from lrrn.certify import pgd
 from lrrn.learning import (
     Batch,
@@ -170,6 +172,40 @@ def test_adversarial_moves_grow_with_progress_and_stay_where_the_loss_is_flat():
     with torch.no_grad():
         net.W[0].zero_()
     torch.testing.assert_close(Margin(0.7, 0.4, 0.3)(net, batch), Margin(0.7, 0.4)(net, batch), rtol=0, atol=0)
+
+
+def test_adversaries_move_inputs_that_are_far_on_the_right_side():
+    """In float32 the slope of a small loss drowns: one minus a softmax is 0, and then the whole is."""
+    net = random_network((20, 30, 5), scale=3.0)
+    x = random_input(40, 20)
+    label = net(x).argmax(-1)
+    batch = Batch(x, functional.one_hot(label, 5).double(), label)
+    exact = Margin(0.0, 0.01, 1.5)(net, batch)
+    plain = Margin(0.0, 0.01)(net, batch)
+    assert ((plain < 1e-9) & (exact > 0.01)).any()
+    found = Margin(0.0, 0.01, 1.5)(net.float(), Batch(x.float(), batch.target.float(), label))
+    torch.testing.assert_close(found.double(), exact.detach(), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("adversarial_eps", value) for value in (-0.3, (0.3, -0.3), float("nan"), float("inf"), [0, 0.3], "0.3", None)),
+        *(("adversarial_eps", value) for value in ((0.1,) * 3, ())),
+        *(("temperature", value) for value in (0, -1.0, (0.1, 0.0))),
+        ("margin", float("nan")),
+    ],
+    ids=str,
+)
+def test_numbers_of_the_margin_loss_that_make_no_sense_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a number, or a pair .* got {re.escape(repr(value))}"):
+        Margin(**{name: value})
+    X, y = load_digits(return_X_y=True)
+    model = LRRNClassifier(objective="margin", epochs=1, **{name: value})
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        model.fit(X, y)
+    assert not hasattr(model, "network_")
+    model.set_params(objective="contrastive").fit(X[:50], y[:50])  # where it plays no part
 
 
 def test_adversarial_training_makes_a_network_more_robust():

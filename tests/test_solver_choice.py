@@ -172,3 +172,17 @@ def test_wide_problems_are_handed_to_newton_only_where_they_stall(monkeypatch):
     # what does not get there within its sweeps is still handed over
     short = solve(qp, max_sweeps=120)
     assert short.solvers == ("accelerated", "newton") and bool((short.status == Status.CONVERGED).all())
+
+
+def test_a_fixed_number_of_sweeps_solves_and_flags_what_it_misses():
+    qp = random_network((6, 8, 3), output_constraint="box").energy_snapshot(torch.float64).free(random_input(4, 6))
+    exact = solve(qp, solver="newton", tol=1e-12)
+    found = loop.solve_fixed(qp, 200, tol=1e-6, aim=1e-8)
+    assert found.converged.all() and (found.n_sweeps >= 200).all()
+    torch.testing.assert_close(found.z, exact.z, rtol=0, atol=1e-5)
+    assert (loop.solve_fixed(qp, 1, tol=1e-10, aim=1e-10).status == Status.MAX_SWEEPS).any()
+    # a unit that is held by its bound hides a slope that is infinite
+    q = qp.q.clone()
+    q[2, 1] = -math.inf
+    flagged = loop.solve_fixed(BoxQP(qp.hessian, q, qp.lo, qp.hi), 200, tol=1e-6, aim=1e-8)
+    assert flagged.status.tolist() == [Status.CONVERGED, Status.CONVERGED, Status.NON_FINITE, Status.CONVERGED]

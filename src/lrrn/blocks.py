@@ -65,7 +65,7 @@ class BlockTridiagonal:
 
     def matmul(self, z: Tensor) -> Tensor:
         """Multiply each row of ``z``, of shape (n, dim), by the matrix."""
-        if not self.sub:
+        if len(self.diag) == 1:
             return z @ self.diag[0]
         blocks = self.split(z)
         out = torch.empty_like(z)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -82,7 +83,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         where it ends.
     adversarial_eps : float or (float, float), default=0.0
         Of the margin objective: how far every input is moved, uphill in its loss, before that is learnt from, in the units of X
-        as the network sees it (after ``standardize``); a pair is where it begins and where it ends. A step takes twice as long.
+        as the network sees it (after ``standardize``); a pair is where it begins and where it ends. A step takes about twice as long.
     free_energy_weight : float, default=0.0001
         Weight of the free energy in the semi-supervised objective.
     self_training : float, default=1.0
@@ -310,17 +311,17 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         return self
 
     def _objective(self) -> Objective:
-        objectives: dict[str, Objective] = {
-            "contrastive": Contrastive(),
-            "margin": Margin(self.margin, self.temperature, self.adversarial_eps),
-            "cross_entropy": CrossEntropy(),
-            "squared_error": SquaredError(),
-            "class_energy": ClassEnergy(),
-            "semi_supervised": SemiSupervised(self.free_energy_weight, self.self_training, self.confidence),
+        objectives: dict[str, Callable[[], Objective]] = {
+            "contrastive": Contrastive,
+            "margin": lambda: Margin(self.margin, self.temperature, self.adversarial_eps),
+            "cross_entropy": CrossEntropy,
+            "squared_error": SquaredError,
+            "class_energy": ClassEnergy,
+            "semi_supervised": lambda: SemiSupervised(self.free_energy_weight, self.self_training, self.confidence),
         }
         if self.objective not in objectives:
             raise ValueError(f"unknown objective {self.objective!r}; use one of {', '.join(objectives)}")
-        return objectives[self.objective]
+        return objectives[self.objective]()
 
     def _encode(self, y: Array, classes: ArrayLike | None) -> Array:
         """Set ``classes_`` and return class numbers, -1 where a sample has no label."""

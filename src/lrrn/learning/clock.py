@@ -53,7 +53,7 @@ class StepClock:
         self._next.copy_(torch.tensor([first, moment]))
 
     def rewind(self) -> None:
-        """Go back to the first step of the epoch."""
+        """Go back to the first step of the epoch, to take it once more; numbers counted from the beginning go on."""
         self._next[0].zero_()
 
     def tick(self) -> None:

@@ -6,6 +6,8 @@ differentiate the prediction through the implicit gradient. Any callable of the 
 
 from __future__ import annotations
 
+import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -250,7 +252,7 @@ class Margin:
         T, how soft the loss is; likewise.
     adversarial_eps : float or (float, float), default=0.0
         How far every input is moved before its loss is taken, in the direction in which that rises most steeply; likewise.
-        Outputs that are Lipschitz with a small constant bend little over that distance, so one step is most of an attack.
+        The direction is that of one step of an attack; there are no more.
     """
 
     margin: float | tuple[float, float] = 1.0
@@ -260,6 +262,15 @@ class Margin:
     capturable: ClassVar[bool] = True
     of_prediction: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        for name, least in (("margin", -math.inf), ("temperature", math.ulp(0.0)), ("adversarial_eps", 0.0)):
+            given = getattr(self, name)
+            ends = given if isinstance(given, tuple) else (given,)
+            fine = all(isinstance(end, numbers.Real) and math.isfinite(end) and float(end) >= least for end in ends)
+            if not fine or len(ends) not in (1, 2):
+                allowed = {"margin": "finite", "temperature": "finite and positive"}.get(name, "finite and at least 0")
+                raise ValueError(f"{name} must be a number, or a pair of where it begins and ends, {allowed}; got {given!r}")
+
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict through the implicit gradient and return the loss."""
         if self.adversarial_eps == 0:
@@ -268,21 +279,28 @@ class Margin:
         energy = net.energy_of(parameters)
         attacked = self._attacked(net, parameters, energy, batch)
         scores = _scores(net, attacked, energy)
-        batch.activations = attacked.activations
+        batch.activations = attacked.start
         return self._loss(scores, batch)
 
     def _loss(self, scores: Tensor, batch: Batch) -> Tensor:
+        temperature = _at(self.temperature, batch.progress)
+        logits = self._logits(scores, batch)
+        return temperature * functional.cross_entropy(logits, _needed(batch.label), reduction="none")
+
+    def _logits(self, scores: Tensor, batch: Batch) -> Tensor:
         margin, temperature = _at(self.margin, batch.progress), _at(self.temperature, batch.progress)
-        scores = (scores - margin * _needed(batch.target)) / temperature
-        return temperature * functional.cross_entropy(scores, _needed(batch.label), reduction="none")
+        return (scores - margin * _needed(batch.target)) / temperature
 
     def _attacked(self, net: LRRN, parameters: list[Tensor], energy: LiftedEnergy, batch: Batch) -> Batch:
         """Move the inputs uphill; solves there start from the activations at the inputs themselves, which are not far."""
+        right = _needed(batch.label)[:, None]
         with torch.enable_grad():
             x = batch.x.detach().requires_grad_(True)
             z = minimiser(net, x, parameters, batch.start, energy)
-            loss = self._loss(energy.output(x, z), batch).sum()
-            (slope,) = torch.autograd.grad(loss, x)
+            logits = self._logits(energy.output(x, z), batch)
+            # the loss is a growing function of this lead, whose slope does not vanish in float32 where the loss is small
+            lead = logits.scatter(1, right, -math.inf).logsumexp(1) - logits.gather(1, right)[:, 0]
+            (slope,) = torch.autograd.grad(lead.sum(), x)
         size = torch.linalg.vector_norm(slope, dim=1, keepdim=True)
         step = _at(self.adversarial_eps, batch.progress) / torch.where(size > 0, size, 1)
         return replace(batch, x=torch.addcmul(batch.x, slope, step), start=z.detach())

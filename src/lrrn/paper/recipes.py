@@ -84,9 +84,6 @@ CHANGES: dict[tuple[str, str], Recipe] = {
 }
 """What is different on a data set, by data set and row."""
 
-WHY: dict[tuple[str, str], str] = {}
-"""By data set and baseline: why it is ahead of us where it is, for the report."""
-
 _SMALL: dict[str, Recipe] = {
     **{name: {"hidden_sizes": (16,), "epochs": 2} for name in ("wide", "accurate")},
     **{name: {"hidden_sizes": (8, 8), "epochs": 2} for name in ("paper_a", "paper_b")},

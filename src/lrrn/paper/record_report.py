@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any
 
 from lrrn.paper.contenders import EPS
-from lrrn.paper.recipes import WHY
 from lrrn.paper.rows import Row
 from lrrn.paper.scores import BEST, disagreements
 from lrrn.paper.sections import Comparison, Figure, Section
@@ -50,7 +49,7 @@ def sections(data: str, rows: Sequence[Row], results: Results, reasons: Mapping[
     for row in rows:
         groups.setdefault(row.kind, []).append(row)
     targets = [_targets(data, groups, results, reasons)] if data in TARGETS else []
-    parts = [_main(data, groups, results, reasons), *targets, _held(data, groups, results), _attacks(groups, results)]
+    parts = [_main(data, groups, results, reasons), *targets, _held(groups, results), _attacks(groups, results)]
     return [*parts, _methods(groups, results), _recipes(groups, results)]
 
 
@@ -152,7 +151,7 @@ def _quantity(result: dict[str, Any], name: str) -> float:
     return certified(result, name.removeprefix("certified at "))
 
 
-def _held(data: str, groups: Mapping[str, list[Row]], results: Results) -> Section:
+def _held(groups: Mapping[str, list[Row]], results: Results) -> Section:
     """Hold the best of ours at each size against every baseline."""
     section = Section("Against the baselines")
     section.text = [
@@ -183,8 +182,9 @@ def _held(data: str, groups: Mapping[str, list[Row]], results: Results) -> Secti
     )
     for kind, gaps in behind.items():
         clean = fmean(_each(groups[kind], results, lambda r: r["accuracy"]))
-        text = f"Not ahead of {groups[kind][0].title}, by {', '.join(gaps)}; its clean accuracy is {100 * clean:.2f} %."
-        section.text.append(f"{text} {WHY.get((data, kind), '')}".strip())
+        section.text.append(
+            f"Not ahead of {groups[kind][0].title}, by {', '.join(gaps)}; its clean accuracy is {100 * clean:.2f} %."
+        )
     return section
 
 

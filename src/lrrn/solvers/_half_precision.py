@@ -29,8 +29,10 @@ UP, DOWN = 4, 9
 """Squarings for the largest and for the smallest eigenvalue: a bound on the one, an estimate of the other."""
 FARTHEST = 3e4
 """Half precision ends at 65,504, and a point ahead may be anywhere."""
-ROUNDS, LONGEST = 2, 16
+ROUNDS, STEPS = 2, 16
 """Fewest refinements in one call of the kernel of :class:`Tiles`, and most steps in each."""
+LONGEST = 48
+"""Most steps of :class:`Rows` and :class:`Equations` on one correction: beyond that, half precision leaves little to gain."""
 
 
 def fits_on_chip(qp: BoxQP) -> bool:
@@ -50,7 +52,7 @@ def has_kernels(t: Tensor) -> bool:
 
 def rounds_and_steps(sweeps: int) -> tuple[int, int]:
     """Divide sweeps into refinements and the steps of each."""
-    rounds = min(max(ROUNDS, -(-sweeps // LONGEST)), sweeps)
+    rounds = min(max(ROUNDS, -(-sweeps // STEPS)), sweeps)
     return rounds, sweeps // rounds
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
-from lrrn.solvers._half_precision import Equations, Rows, Tiles, fits_in_rows, fits_on_chip, largest_by_squaring
+from lrrn.solvers._half_precision import LONGEST, Equations, Rows, Tiles, fits_in_rows, fits_on_chip, largest_by_squaring
 from lrrn.solvers.base import Stepper, once_per_hessian, recompute
 
 
@@ -24,8 +24,11 @@ class Accelerated:
     """One matrix product an iteration over the whole batch."""
 
     name = "accelerated"
-    chunk = 48
     patience = 5
+
+    def chunk(self, qp: BoxQP) -> int:
+        """Return twice as many where a look at the residual, a product in full precision, costs as much as many steps."""
+        return 24 if fits_on_chip(qp) or not fits_in_rows(qp) else LONGEST
 
     def obstacle(self, qp: BoxQP) -> str | None:
         """Return None: any device, any float type of at least 32 bits."""

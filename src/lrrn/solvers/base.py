@@ -56,9 +56,8 @@ class Solver(Protocol):
         """What users call it."""
         ...
 
-    @property
-    def chunk(self) -> int:
-        """Sweeps between two looks at the residual by the loop."""
+    def chunk(self, qp: BoxQP) -> int:
+        """Return how many sweeps to take between two looks at the residual by the loop."""
         ...
 
     @property

@@ -38,8 +38,11 @@ class CoordinateDescent:
     """
 
     name = "coordinate_descent"
-    chunk = 32
     patience = 4
+
+    def chunk(self, qp: BoxQP) -> int:
+        """Return as many as most samples need."""
+        return 32
 
     def obstacle(self, qp: BoxQP) -> str | None:
         """Need the CPU and a float32 or float64 problem."""

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution, Status
+from lrrn.solvers._half_precision import LONGEST
 from lrrn.solvers.base import SOLVERS, Solver, Stepper
 
 logger = logging.getLogger("lrrn.solvers")
 
-DIGITS, LONGEST = 2.5, 48
-"""What a round of half-precision sweeps is counted on to gain in a well conditioned problem, and its most sweeps."""
+DIGITS = 2.5
+"""What a round of half-precision sweeps is counted on to gain in a well conditioned problem."""
 
 
 @torch.no_grad()
@@ -107,7 +108,7 @@ def solve_fixed(qp: BoxQP, sweeps: int, *, tol: float, aim: float, start: Tensor
 
 def _fixed(z: Tensor, gradient: Tensor, residual: Tensor, spent: Tensor, must: Tensor) -> QPSolution:
     status = (~(residual <= must)).to(torch.int64)  # CONVERGED is 0, MAX_SWEEPS is 1
-    status.masked_fill_(~residual.isfinite(), int(Status.NON_FINITE))
+    status.masked_fill_(~(residual.isfinite() & _finite(gradient)), int(Status.NON_FINITE))
     return QPSolution(z, gradient, residual, spent, status, ("accelerated",))
 
 
@@ -125,9 +126,14 @@ def plan(solver: str, qp: BoxQP) -> list[Solver]:
     return [SOLVERS[solver]]
 
 
+def _finite(gradient: Tensor) -> Tensor:
+    """Whether every entry of a row is; an overflow may hide where a unit is held by its bound, with the wrong sign."""
+    return (gradient * 0).sum(-1) == 0  # nan if any is nan or infinite, at a fraction of isfinite's cost
+
+
 def _cold_start(qp: BoxQP) -> Tensor:
     """Zero, projected onto the box."""
-    z = torch.zeros_like(qp.lo).clamp_(qp.lo, qp.hi)
+    z = torch.zeros_like(qp.lo, memory_format=torch.contiguous_format).clamp_(qp.lo, qp.hi)
     return z if z.shape[0] == qp.n_samples else z.repeat(qp.n_samples, 1)
 
 
@@ -148,8 +154,7 @@ class _Run:
 
     def result(self) -> QPSolution:
         sweeps = torch.zeros_like(self.residual, dtype=torch.int64) if self.sweeps is None else self.sweeps
-        # an overflow may hide where a unit is held by its bound, with the wrong sign
-        finite = (self.gradient * 0).sum(-1) == 0  # nan if any is nan or infinite, at a fraction of isfinite's cost
+        finite = _finite(self.gradient)
         missed = ~(self.residual <= self.must) | ~finite
         status = missed.to(torch.int64)  # CONVERGED is 0, MAX_SWEEPS is 1
         if bool(missed.any()):
@@ -177,7 +182,7 @@ class _Run:
         handed = 0
         budget = self._budget(solver, following)
         while self.spent < budget:
-            chunk = min(solver.chunk, budget - self.spent)
+            chunk = min(solver.chunk(self.qp), budget - self.spent)
             want = self.want if rows is None else self.want[rows]
             used = stepper.advance(qp, z, g, chunk, want)
             self.spent += chunk
@@ -237,7 +242,7 @@ class _Run:
         """Return the sweeps up to which a solver may go: a round of the next is kept back, for what is left by then."""
         if following is None:
             return self.max_sweeps
-        return max(self.max_sweeps - following.chunk, min(solver.chunk, self.max_sweeps))
+        return max(self.max_sweeps - following.chunk(self.qp), min(solver.chunk(self.qp), self.max_sweeps))
 
     def _newton_is_dear(self, budget: int) -> bool:
         """Whether a step of Newton's costs more than all sweeps: then only what stalls is handed over before they are spent.

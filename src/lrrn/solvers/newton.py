@@ -31,8 +31,11 @@ class Newton:
     """Projected Newton on box QPs, one block-tridiagonal Cholesky factorisation a sample and iteration."""
 
     name = "newton"
-    chunk = 2 * FACE_ITERATIONS + INTERIOR_ITERATIONS
     patience = 1
+
+    def chunk(self, qp: BoxQP) -> int:
+        """Return the iterations of one round, from faces through the interior and back."""
+        return 2 * FACE_ITERATIONS + INTERIOR_ITERATIONS
 
     def obstacle(self, qp: BoxQP) -> str | None:
         """Return None: any device."""
