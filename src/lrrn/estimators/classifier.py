@@ -83,7 +83,8 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         where it ends.
     adversarial_eps : float or (float, float), default=0.0
         Of the margin objective: how far every input is moved, uphill in its loss, before that is learnt from, in the units of X
-        as the network sees it (after ``standardize``); a pair is where it begins and where it ends. A step takes about twice as long.
+        as the network sees it (after ``standardize``); a pair is where it begins and where it ends. A step takes about twice as
+        long.
     free_energy_weight : float, default=0.0001
         Weight of the free energy in the semi-supervised objective.
     self_training : float, default=1.0
