@@ -234,7 +234,7 @@ MUTANTS = [
     Mutant(
         "derivatives of one part of a cut batch only",
         "learning/fused.py",
-        "gradients.sum(0, out=self._gradient)",
+        "add_up(gradients, self._gradient)",
         "self._gradient[:] = gradients[0]",
         "test_fused.py::test_losses_and_derivatives_are_those_of_the_general_path",
     ),
@@ -262,8 +262,8 @@ MUTANTS = [
     Mutant(
         "compiled pass keeps its own result",
         "compact.py",
-        "        return Minimum(report.solution(z), report.scale, converged)",
-        "        self.kept = z\n        return Minimum(report.solution(z), report.scale, converged)",
+        "        return Minimum(report.solution(z, converged),",
+        "        self.kept = z\n        return Minimum(report.solution(z, converged),",
         "test_compact.py::test_nothing_is_kept_once_the_output_is_gone",
     ),
     Mutant(
