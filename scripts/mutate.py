@@ -234,8 +234,8 @@ MUTANTS = [
     Mutant(
         "derivatives of one part of a cut batch only",
         "learning/fused.py",
-        "add_up(gradients, self._gradient)",
-        "self._gradient[:] = gradients[0]",
+        "add_up(others, self._gradient)",
+        "add_up(others[1:], self._gradient)",
         "test_fused.py::test_losses_and_derivatives_are_those_of_the_general_path",
     ),
     Mutant(

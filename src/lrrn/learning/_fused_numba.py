@@ -194,14 +194,11 @@ def _gather(data: Any, rows: Any) -> Any:
 
 @kernel
 def add_up(parts: Any, out: Any) -> None:
-    """Write the sum of vectors, of shape (parts, p), to ``out``."""
-    first, second = parts[0], parts[1]
-    for j in range(out.shape[0]):
-        out[j] = first[j] + second[j]
-    for i in range(2, parts.shape[0]):
-        more = parts[i]
+    """Add vectors, of shape (parts, p), to ``out``."""
+    for i in range(parts.shape[0]):
+        part = parts[i]
         for j in range(out.shape[0]):
-            out[j] += more[j]
+            out[j] += part[j]
 
 
 @kernel

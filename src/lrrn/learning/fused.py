@@ -71,7 +71,7 @@ class FusedStep:
             *(bound[:, :units].contiguous().numpy() for units in (self._free, self._hidden) for bound in (self._lo, self._hi)),
             *hessians,
         )  # fmt: skip
-        self._partial = np.empty((MOST_PARTS, 0), dtype)
+        self._others = np.empty((MOST_PARTS - 1, 0), dtype)
 
     @staticmethod
     def applies(net: LRRN, objective: Objective) -> bool:
@@ -116,9 +116,9 @@ class FusedStep:
             converged[0] = self._run(data, arrays, sweeps[0], cold, self._gradient)
         else:
             edges, ready = edges_of(n, parts), threading.Event()
-            if self._partial.shape[1] == 0:
-                self._partial = np.empty((MOST_PARTS, len(self._gradient)), self._dtype)
-            gradients = self._partial[:parts]
+            if self._others.shape[1] == 0:
+                self._others = np.empty((MOST_PARTS - 1, len(self._gradient)), self._dtype)
+            others = self._others[: parts - 1]
 
             def work(part: int) -> None:
                 if part == 0:  # the calling thread's, which the others are slow to follow
@@ -128,10 +128,10 @@ class FusedStep:
                         ready.set()
                 ready.wait()
                 mine = [array[edges[part] : edges[part + 1]] for array in arrays]
-                converged[part] = self._run(data, mine, sweeps[part], cold, gradients[part])
+                converged[part] = self._run(data, mine, sweeps[part], cold, others[part - 1] if part else self._gradient)
 
             side_by_side(work, parts)
-            add_up(gradients, self._gradient)
+            add_up(others, self._gradient)
         counts.sweeps += int(sweeps.sum())
         if not all(converged):
             reached = start if self._signs[0] else np.concatenate((clamped, start[:, self._hidden :]), 1)
