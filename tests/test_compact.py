@@ -12,7 +12,7 @@ import torch
 
 import lrrn.compact
 from lrrn import LRRN
-from lrrn.compact import Compact, Tolerances, applies
+from lrrn.compact import Compact, Tolerances, fitting_structure, structure_of
 from lrrn.learning.monitor import SolveCounts
 from lrrn.threads import holds_one_thread, one_thread
 from test_fused import NETWORKS, network
@@ -44,13 +44,13 @@ def compact_calls(monkeypatch):
     return calls
 
 
-def both_ways(net, x, start=None, v=None):
-    """Return minimiser, derivatives in x and derivatives in the parameters: compiled, and the general way."""
+def both_ways(net, x, start=None, v=None, predict=False):
+    """Return minimiser or prediction, derivatives in x and derivatives in the parameters: compiled, and the general way."""
     found = []
     for tolerances in (type(net).compact_tolerances.__get__(net), lambda dtype: None):
         net.compact_tolerances = tolerances
         given = x.clone().requires_grad_()
-        z = net.minimise(given, start)
+        z = net(given) if predict else net.minimise(given, start)
         found.append((z.detach(), *torch.autograd.grad((z * (1 if v is None else v)).sum(), [given, *net.flat_parameters()])))
     return found
 
@@ -114,18 +114,79 @@ def test_what_takes_too_long_goes_on_the_general_way(monkeypatch, compact_calls)
 def test_an_adjoint_that_takes_too_long_goes_the_general_way(monkeypatch):
     net, x = network("paper"), torch.rand(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = both_ways(net, x)[1]
-    monkeypatch.setattr(Compact, "adjoint", lambda self, v, with_x: None)
+    monkeypatch.setattr(Compact, "adjoint", lambda *given: None)
     for part, right in zip(both_ways(net, x)[0], expected, strict=True):
         torch.testing.assert_close(part, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 7, 37])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_prediction_and_derivatives_are_those_of_the_general_way(name, n, compact_calls):
+    net, generator = network(name), torch.Generator().manual_seed(n)
+    x = torch.rand(n, 12, dtype=torch.float64, generator=generator)
+    direction = torch.randn(n, 3, dtype=torch.float64, generator=generator)
+    ours, expected = both_ways(net, x, v=direction, predict=True)
+    assert compact_calls == {"minimise": 1, "adjoint": 1}
+    for part, right in zip(ours, expected, strict=True):
+        torch.testing.assert_close(part, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["paper", "output an unknown", "no biases", "two layers"])
+@pytest.mark.parametrize("slow", ["both", "adjoint"])
+def test_a_prediction_that_takes_too_long_goes_on_the_general_way(name, slow, monkeypatch, compact_calls):
+    net, x = network(name), torch.rand(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    direction = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = both_ways(net, x, v=direction, predict=True)[1]
+    if slow == "both":
+        monkeypatch.setattr(lrrn.compact, "SWEEPS", 2)
+    else:
+        monkeypatch.setattr(Compact, "adjoint", lambda *given: None)
+    compact_calls.update(minimise=0, adjoint=0)
+    ours = both_ways(net, x, v=direction, predict=True)[0]
+    assert compact_calls == {"minimise": int(slow == "adjoint"), "adjoint": 0}
+    for part, right in zip(ours, expected, strict=True):
+        torch.testing.assert_close(part, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("tol", [1e-3, 1e-6, 1e-9, 1e-12])
+def test_what_float32_sweeps_leave_meets_the_tolerance_in_float64(tol):
+    net, x = network("deep, betas apart"), torch.rand(20, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    energy = net.energy_now()
+    found = Compact(structure_of(energy), net.flat_parameters(), x, Tolerances(tol, tol)).minimise(None)
+    qp = energy.free(x)
+    assert found.converged and bool((qp.residual(found.solution.z) <= tol * qp.scale * (1 + 1e-3)).all())
+    torch.testing.assert_close(found.solution.residual, qp.residual(found.solution.z), rtol=1e-6, atol=1e-13)
+
+
+def test_a_hessian_beyond_float32_goes_the_general_way(compact_calls):
+    net, x = network("paper"), torch.rand(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        net.W[0].mul_(1e12)
+    ours, expected = both_ways(net, x, predict=True)
+    assert compact_calls["minimise"] == 0
+    for part, right in zip(ours, expected, strict=True):
+        assert torch.equal(part, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 5), (3, 40), (4, 16), (5, 3), (9, 33), (64, 784), (66, 785), (513, 300)])
+def test_products_with_their_own_transpose(shape, dtype):
+    w = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(shape[0]))
+    out = torch.full((shape[0], shape[0]), torch.nan, dtype=dtype)
+    lrrn.compact.gram(w, out)
+    exact, size = w.double() @ w.double().mT, w.double().abs() @ w.double().abs().mT
+    # the rounding of an inner product, whatever the order of its sum
+    assert bool(((out.double() - exact).abs() <= shape[1] * torch.finfo(dtype).eps * size).all())
+    assert torch.equal(out, out.mT)
 
 
 def test_a_residual_above_the_tolerance_is_not_converged():
     net, x = network("paper"), torch.rand(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     energy = net.energy_now()
-    found = Compact(energy, net.flat_parameters(), x, Tolerances(1e-9, 1e-9)).minimise(None)
+    found = Compact(structure_of(energy), net.flat_parameters(), x, Tolerances(1e-9, 1e-9)).minimise(None)
     assert found.converged and bool((found.solution.residual <= 1e-9 * found.scale).all())
     # aiming lower than rounding allows is no failure; missing what must be reached is one
-    assert Compact(energy, net.flat_parameters(), x, Tolerances(1e-20, 1e-20)).minimise(None).converged is False
+    assert Compact(structure_of(energy), net.flat_parameters(), x, Tolerances(1e-20, 1e-20)).minimise(None).converged is False
     assert Tolerances(1e-6, 1e-13).limit == pytest.approx(3e-13) and Tolerances(1e-6, 1e-6).limit == 1e-6
     qp = energy.free(x)
     torch.testing.assert_close(found.solution.residual, qp.residual(found.solution.z), rtol=1e-3, atol=1e-15)
@@ -136,11 +197,11 @@ def test_a_residual_above_the_tolerance_is_not_converged():
 def test_who_is_asked():
     net, x = network("paper"), torch.zeros(4, 12, dtype=torch.float64)
     energy = net.energy_now()
-    assert applies(energy, x)
-    assert not applies(energy, x[:0]) and not applies(energy, torch.zeros(2**15, 12, dtype=torch.float64))
+    assert fitting_structure(energy, x)
+    assert not fitting_structure(energy, x[:0]) and not fitting_structure(energy, torch.zeros(2**15, 12, dtype=torch.float64))
     wide = LRRN((12, 400, 3), dtype=torch.float64).energy_now()
-    assert not applies(wide, x)  # the general way works on corrections in float32
-    assert not applies(LRRN((12, 3), dtype=torch.float64).energy_now(), x)  # no unknowns
+    assert not fitting_structure(wide, x)  # the general way works on corrections in float32
+    assert not fitting_structure(LRRN((12, 3), dtype=torch.float64).energy_now(), x)  # no unknowns
     assert net.compact_tolerances(torch.float64) == Tolerances(1e-6, 1e-13)
     net.tol = 1e-4
     assert net.compact_tolerances(torch.float64) == Tolerances(1e-4, 1e-4)
@@ -154,18 +215,18 @@ def test_who_is_asked():
 def test_blas_must_be_held_to_one_thread_and_is_not_in_a_forked_child():
     code = """
 import os, torch
-from lrrn.compact import applies
+from lrrn.compact import fitting_structure
 from lrrn import LRRN
 from lrrn.threads import one_thread
 energy, x = LRRN((12, 9, 3), dtype=torch.float64).energy_now(), torch.zeros(4, 12, dtype=torch.float64)
-assert not applies(energy, x)
+assert not fitting_structure(energy, x)
 with one_thread():
-    assert applies(energy, x)
+    assert fitting_structure(energy, x)
     child = os.fork()
     if child == 0:
-        os._exit(int(applies(energy, x)))
+        os._exit(int(fitting_structure(energy, x) is not None))
     assert os.waitpid(child, 0)[1] == 0
-assert not applies(energy, x)
+assert not fitting_structure(energy, x)
 """
     assert holds_one_thread()
     subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], check=True)
@@ -188,20 +249,21 @@ def test_changing_a_parameter_before_the_backward_pass_is_an_error():
         loss.backward()
 
 
-def test_nothing_is_kept_once_the_output_is_gone():
+@pytest.mark.parametrize("call", [LRRN.forward, LRRN.minimise], ids=["prediction", "minimiser"])
+def test_nothing_is_kept_once_the_output_is_gone(call):
     net, x = network("paper"), torch.rand(3, 12, dtype=torch.float64)
     kept = []
     real = Compact.minimise
 
-    def watched(self, start):
+    def watched(self, *rest):
         kept.append(weakref.ref(self))
-        return real(self, start)
+        return real(self, *rest)
 
     gc.collect()
     gc.disable()
     try:
         Compact.minimise = watched
-        y = net(x)
+        y = call(net, x)
         assert kept[0]() is not None
         del y
         assert kept[0]() is None  # by counting references alone

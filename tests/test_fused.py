@@ -7,9 +7,10 @@ import torch
 from lrrn import LRRN
 from lrrn.learning import ClassEnergy, Contrastive, Data, FreeEnergy, Margin, SemiSupervised, Settings, Trainer
 from lrrn.learning.flat import FlatParameters
-from lrrn.learning.fused import FusedStep
+from lrrn.learning.fused import PART_ROWS, FusedStep, edges_of, parts_of
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, total, total_gradients
+from lrrn.solvers.coordinate_descent import LANES
 
 NETWORKS = {
     "paper": dict(sizes=(12, 9, 7, 3)),
@@ -103,21 +104,47 @@ def test_float32_agrees_to_float32():
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
-def test_bits_do_not_depend_on_the_number_of_threads():
+@pytest.mark.parametrize("size", [100, 250, 600])
+def test_bits_do_not_depend_on_the_number_of_threads(size):
     results = []
     before = torch.get_num_threads()
-    for threads in (1, 2):
+    for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         try:
             net = network("paper", torch.float32)
             batch = batch_of(net, 1200)
-            Trainer(net, Contrastive(), Settings(batch_size=600, epochs=2, learning_rate=0.1)).fit(
+            Trainer(net, Contrastive(), Settings(batch_size=size, epochs=2, learning_rate=0.1)).fit(
                 Data(batch.x, batch.target, batch.label)
             )
         finally:
             torch.set_num_threads(before)
         results.append(torch.cat([p.detach().reshape(-1) for p in net.parameters()]))
-    assert torch.equal(*results)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("n", [1, 10, 95, 96, 100, 192, 250, 384, 401, 1000, 60_000])
+def test_parts_of_a_batch_cover_it_once_and_are_of_like_size(n):
+    parts = parts_of(n)
+    edges = edges_of(n, parts)
+    assert parts in (1, 2, 4, 8) and len(edges) == parts + 1 and (edges[0], edges[-1]) == (0, n)
+    sizes = np.diff(edges)
+    assert parts == 1 or (sizes.min() >= PART_ROWS - LANES // 2 and sizes.max() - sizes.min() <= 2 * LANES)
+    assert not np.any(sizes[1:] % LANES)
+
+
+@pytest.mark.parametrize("objective", [Contrastive(), FreeEnergy(), ClassEnergy()], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("n", [7, 120])
+def test_picked_rows_are_those_of_a_batch_of_them(n, objective):
+    net = network("paper")
+    everything, rows = batch_of(net, 300), torch.randperm(300, generator=torch.Generator().manual_seed(1))[:n]
+    weight, flat, found = torch.full((n,), 1 / n, dtype=torch.float64), FlatParameters(net), []
+    with flat.attached():
+        step = FusedStep(net, objective, flat, 1e-10)
+        for batch, pick in ((everything, rows), (Batch(everything.x[rows], everything.target[rows]), None)):
+            loss = step(batch, weight, SolveCounts(), pick)
+            assert loss is not None
+            found.append((loss, flat.gradient.clone()))
+    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
 
 
 def test_slow_batches_go_the_general_way_and_training_is_the_same(monkeypatch):

@@ -43,6 +43,15 @@ def test_gradients_in_x_of_a_network_whose_parameters_are_frozen(solver):
     assert all(p.grad is None for p in net.parameters())
 
 
+@pytest.mark.parametrize("call", [lambda net, x: net(x), lambda net, x: net.minimise(x)], ids=["prediction", "minimiser"])
+def test_a_pass_and_its_adjoint_share_one_hessian(call, monkeypatch):
+    net, made = random_network((4, 5, 3, 2), solver="newton"), []
+    build = type(net).energy_of
+    monkeypatch.setattr(type(net), "energy_of", lambda self, parameters: made.append(build(self, parameters)) or made[-1])
+    call(net, random_input(3, 4)).sum().backward()
+    assert sum("free_hessian" in vars(energy) for energy in made) == 1
+
+
 def test_gradients_of_energies_are_exact_by_the_envelope_theorem():
     net = random_network((4, 5, 3, 2), beta=(1.0, 0.5, 0.7), tol=1e-13)
     x = random_input(3, 4).requires_grad_()

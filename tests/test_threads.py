@@ -195,6 +195,21 @@ def test_the_first_to_leave_does_not_lift_the_limit_and_the_last_does(two_blas_t
     assert limits() == before
 
 
+@pytest.mark.parametrize("api", [None, "blas"])
+def test_one_thread_holds_inside_a_limit_of_the_caller(api):
+    """threadpoolctl lets only the thread that set a limit first set another, and says nothing to the rest."""
+    with threadpool_limits(2, user_api=api):
+        before = limits()
+        assert 2 in before
+        with threads.one_thread():
+            assert set(limits()) == {1}
+        assert limits() == before
+        with threads.one_thread():
+            assert set(limits()) == {1}
+    with threadpool_limits(1, user_api=api):
+        assert set(limits()) == {1}
+
+
 def test_fits_side_by_side_give_the_serial_weights_and_leave_limits_as_they_were(two_blas_threads):
     def fit(epochs):
         # of different lengths, so that they leave in another order than they came

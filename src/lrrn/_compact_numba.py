@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lrrn._energy_numba import add_first_difference, add_later_differences, begin, linear, pack, solve
+from lrrn._energy_numba import add_first_difference, add_later_differences, begin, clear, linear, narrow, pack, solve_mixed
 from lrrn._gemm import gemm
 from lrrn.compiled import kernel
 
@@ -45,7 +45,10 @@ def forward(
     cold: bool,  # whether z holds zeros
     panels: Any,  # zeros; out: H
     inverse_diagonal: Any,  # likewise
+    singles: Any,  # float32, out: the same; empty to do without
+    inverse_single: Any,
     z: Any,  # (n, dim), feasible; out: the minimiser
+    y: Any,  # (n or 0, d_L), out: the prediction, if there is room for it
     g: Any,  # (n, dim), out
     norms: Any,  # (n,), out
     scale: Any,  # (n,), out
@@ -56,8 +59,55 @@ def forward(
     linear(flat, w_at, b_at, c_at, sizes, a, ab, both, layers, x, q)
     pack(flat, w_at, sizes, a, ab, both, gram, layers, False, panels, inverse_diagonal)
     begin(panels, plan, inverse_diagonal, lo, hi, q, cold, z, g, norms)
-    solve(panels, plan, inverse_diagonal, lo, hi, q, tol, max_sweeps, True, z, g, norms, scale, used)
+    if singles.shape[0] > 0 and not narrow(panels, plan[1], inverse_diagonal, singles, inverse_single):
+        return False
+    solve_mixed(
+        panels, plan, inverse_diagonal, singles, inverse_single, lo, hi, q, tol, max_sweeps, z, g, norms, scale, used
+    )  # fmt: skip
+    if y.shape[0] > 0:
+        _read_out(flat, w_at, b_at, sizes, layers, z, y)
     return _within(g, norms, scale, limit)
+
+
+@kernel
+def _read_out(flat: Any, w_at: Any, b_at: Any, sizes: Any, layers: int, z: Any, y: Any) -> None:
+    """Write the output of a minimiser: its last block, or W_{L-1} z_{L-1} + b_{L-1} if the output is eliminated."""
+    n, dim = z.shape
+    last, width = w_at.shape[0] - 1, y.shape[1]
+    one = flat.dtype.type(1)
+    if layers > last:
+        for i in range(n):
+            for j in range(width):
+                y[i, j] = z[i, dim - width + j]
+        return
+    d = sizes[last]
+    for i in range(n):
+        for j in range(width):
+            y[i, j] = flat[b_at[last] + j] if b_at[last] >= 0 else 0
+    gemm(n, width, d, one, z, dim - d, dim, False, flat, w_at[last], d, True, one, y, 0, width)
+
+
+@kernel
+def _read_back(flat: Any, w_at: Any, b_at: Any, sizes: Any, layers: int, z: Any, d_y: Any, v: Any, out: Any) -> None:
+    """Turn derivatives in the output into those in the minimiser, and add those in the parameters of an eliminated one."""
+    n, dim = z.shape
+    last, width = w_at.shape[0] - 1, d_y.shape[1]
+    one = flat.dtype.type(1)
+    for i in range(n):
+        for j in range(dim):
+            v[i, j] = 0
+    if layers > last:
+        for i in range(n):
+            for j in range(width):
+                v[i, dim - width + j] = d_y[i, j]
+        return
+    d = sizes[last]
+    gemm(n, d, width, one, d_y, 0, width, False, flat, w_at[last], d, False, one, v, dim - d, dim)
+    gemm(width, d, n, one, d_y, 0, width, True, z, dim - d, dim, False, one, out, w_at[last], d)
+    if b_at[last] >= 0:
+        for i in range(n):
+            for j in range(width):
+                out[b_at[last] + j] += d_y[i, j]
 
 
 @kernel
@@ -80,20 +130,28 @@ def backward(
     max_sweeps: int,
     panels: Any,
     inverse_diagonal: Any,
+    singles: Any,
+    inverse_single: Any,
     z: Any,  # (n, dim): the minimiser
-    v: Any,  # (n, dim): derivatives of a loss in it
+    given: Any,  # (n, dim): derivatives of a loss in it; or (n, d_L): in the prediction
+    of_output: bool,  # which of the two
     g: Any,  # (n, dim), out
     norms: Any,  # (n,), out
     scale: Any,  # (n,), out
     used: Any,  # (n,), out
     w: Any,  # (n, dim), zeros; out: solution of the adjoint
     d_x: Any,  # (n or 0, d_0), out: derivatives in x, if there is room for them
-    out: Any,  # (p,), zeros; out: derivatives in the parameters
+    out: Any,  # (p,), out: derivatives in the parameters
 ) -> bool:
     """Solve the adjoint and return whether every sample's residual is small enough; only then are there derivatives."""
     n, dim = z.shape
     one = flat.dtype.type(1)
     unit, low, high = np.empty_like(z), np.empty_like(z), np.empty_like(z)
+    v = given
+    clear(out, w_at[0], sizes[0] * sizes[1])
+    if of_output:
+        v = np.empty_like(z)
+        _read_back(flat, w_at, b_at, sizes, layers, z, given, v, out)
     size, weight = np.empty(n, z.dtype), np.ones(n, z.dtype)
     for i in range(n):
         largest = 0.0
@@ -112,7 +170,9 @@ def backward(
         for j in range(dim):
             unit[i, j] = v[i, j] / size[i] if size[i] > 0 else v[i, j]
     begin(panels, plan, inverse_diagonal, low, high, unit, True, w, g, norms)
-    solve(panels, plan, inverse_diagonal, low, high, unit, tol, max_sweeps, True, w, g, norms, scale, used)
+    solve_mixed(
+        panels, plan, inverse_diagonal, singles, inverse_single, low, high, unit, tol, max_sweeps, w, g, norms, scale, used
+    )  # fmt: skip
     if not _within(g, norms, scale, limit):
         return False
     for i in range(n):

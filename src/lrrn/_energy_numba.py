@@ -17,7 +17,7 @@ from lrrn._gemm import gemm
 from lrrn.compiled import kernel, summing
 from lrrn.solvers._cd_numba import descend, fill_panels, invert_diagonal, residuals
 from lrrn.solvers._cd_vector import PANEL
-from lrrn.solvers.coordinate_descent import LANES
+from lrrn.solvers.coordinate_descent import GAIN, LANES, SINGLE_ROUNDS, SMALLEST
 
 
 @summing
@@ -75,8 +75,9 @@ def pack(
         if ab[k] != 0:
             if k == 0:
                 for i in range(d):
+                    source, target = gram[i], block[i]
                     for j in range(d):
-                        block[i, j] = ab[0] * gram[i, j]
+                        target[j] = ab[0] * source[j]
             else:
                 gemm(d, d, sizes[k], ab[k], flat, w_at[k], sizes[k], False, flat, w_at[k], sizes[k], True, a[k], block, 0, d)
         own = a[k]
@@ -87,8 +88,9 @@ def pack(
             start = w_at[k + 1]
             gemm(d, d, width, a[k + 1], flat, start, d, True, flat, start, d, False, flat.dtype.type(1), block, 0, d)
             for i in range(above.shape[0]):
+                source, target = flat[start + i * d :], above[i]
                 for j in range(d):
-                    above[i, j] = -both[k + 1] * flat[start + i * d + j]
+                    target[j] = -both[k + 1] * source[j]
         for j in range(d):
             block[j, j] += own
         at = fill_panels(panels, at, below, block, above)
@@ -120,8 +122,9 @@ def linear(
                 for j in range(d):
                     term[0, j] -= ab[k + 1] * flat[c_at[k + 1] + j]
         for i in range(n):
+            source, target = term[0], q[i, start:]
             for j in range(d):
-                q[i, start + j] = term[0, j]
+                target[j] = source[j]
         if k == 0:
             gemm(n, d, d_in, both[0], x, 0, d_in, False, flat, w_at[0], d_in, True, one, q, 0, dim)
         start += d
@@ -192,6 +195,71 @@ def solve(
         return
     for i in range(n):
         norms[i] = np.sqrt(squared_residual(lo, hi, z, g, i))
+
+
+@kernel
+def narrow(panels: Any, place: Any, inverse_diagonal: Any, singles: Any, inverse_single: Any) -> bool:
+    """Write the panels in float32; return whether that holds their diagonal."""
+    for i in range(panels.shape[0]):
+        singles[i] = panels[i]
+    for j in range(inverse_diagonal.shape[0]):
+        inverse_single[j] = inverse_diagonal[j]
+    for j in range(place.shape[0]):
+        inverse = inverse_diagonal[place[j]]
+        if not (SMALLEST < inverse and inverse < 1 / SMALLEST):
+            return False
+    return True
+
+
+@kernel
+def solve_mixed(
+    panels: Any,
+    plan: Any,
+    inverse_diagonal: Any,
+    singles: Any,  # the panels in float32, and 1 / their diagonal; empty to do without
+    inverse_single: Any,
+    lo: Any,
+    hi: Any,
+    q: Any,
+    tol: float,
+    max_sweeps: int,
+    z: Any,
+    g: Any,
+    norms: Any,
+    scale: Any,
+    used: Any,
+) -> None:
+    """Do as :func:`solve` does, gradients and residuals afresh at the end.
+
+    The first sweeps are in float32 and on what is to be added to ``z``, with twice as many numbers in a vector.
+    """
+    n = z.shape[0]
+    layout, place = plan[0], plan[1]
+    threshold, spent = np.empty(n, np.float64), np.zeros(n, np.int64)
+    before = np.zeros(n, np.int64)
+    missing = True
+    if singles.shape[0] > 0:
+        for i in range(n):
+            scale[i] = np.sqrt(max(1.0, squared_norm(q, i)))
+            norms[i] = np.sqrt(squared_residual(lo, hi, z, g, i))
+        for _ in range(SINGLE_ROUNDS):
+            for i in range(n):
+                threshold[i] = max(0.9 * tol * scale[i] / norms[i], GAIN) ** 2
+            descend(singles, layout, inverse_single, place, LANES, lo, hi, threshold, max_sweeps, norms, z, g, spent)
+            residuals(panels, layout, inverse_diagonal, place, LANES, lo, hi, q, z, g, norms)
+            missing = False
+            for i in range(n):
+                before[i] += spent[i]
+                missing = missing or not norms[i] <= tol * scale[i]
+            if not missing:
+                break
+    if missing:
+        solve(panels, plan, inverse_diagonal, lo, hi, q, tol, max_sweeps, True, z, g, norms, scale, spent)
+    else:
+        for i in range(n):
+            spent[i] = 0
+    for i in range(n):
+        used[i] = before[i] + spent[i]
 
 
 @kernel
@@ -314,6 +382,8 @@ def add_first_difference(
 ) -> None:
     """Add ``sign`` times the difference of the first layer's derivatives between two phases, whose input is the same.
 
+    Those of W_0 are written, not added, so that its place need not hold zeros.
+
     ``moved`` is the difference of their activations; with the same activations twice it is the derivative along ``moved``. Only
     z_1 differs, so neither W_0 x nor, with many samples, anything as wide as the input is formed per sample.
     """
@@ -324,22 +394,24 @@ def add_first_difference(
     # rows: minus both times the weighted difference, ab times it, ab times the weighted v, and the difference itself
     rows = np.empty((4 * n, d), flat.dtype)
     total = np.zeros((1, d), flat.dtype)
-    moves, downs = moved.reshape(-1), down.reshape(-1)
+    moves, downs, sums = moved.reshape(-1), down.reshape(-1), total[0]
     for i in range(n):
         scale = sign * weight[i]
+        # vectors of their own, here and below: the compiler then knows how to go through them
+        seconds, differences = downs[i * down_stride :], moves[i * moved_stride :]
+        with_x, with_up, with_moved, copies = rows[i], rows[n + i], rows[2 * n + i], rows[3 * n + i]
         for j in range(d):
-            second = downs[i * down_stride + j]
-            difference = moves[i * moved_stride + j]
-            rows[i, j] = -both * (scale * difference)
-            rows[n + i, j] = ab * (scale * difference)
-            rows[2 * n + i, j] = ab * (scale * second)
-            rows[3 * n + i, j] = difference
-            total[0, j] += scale * difference
+            difference = differences[j]
+            with_x[j] = -both * (scale * difference)
+            with_up[j] = ab * (scale * difference)
+            with_moved[j] = ab * (scale * seconds[j])
+            copies[j] = difference
+            sums[j] += scale * difference
     if b_at >= 0:
         for j in range(d):
             out[b_at + j] -= a * total[0, j]
     if ab == 0:
-        gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one, out, w_at, d_in)
+        gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one * 0, out, w_at, d_in)
         return
     if c_at >= 0:
         gemm(1, d_in, d, -ab, total, 0, d, False, flat, w_at, d_in, False, one, out, c_at, d_in)
@@ -347,18 +419,23 @@ def add_first_difference(
         # z_1^T (z_1 W_0 - c) by way of the reconstructions, in one product with the rest
         columns = np.empty((3 * n, d_in), flat.dtype)
         for i in range(n):
+            source, target = x[i], columns[i]
             for j in range(d_in):
-                columns[i, j] = x[i, j]
-                columns[n + i, j] = -flat[c_at + j] if c_at >= 0 else 0
-                columns[2 * n + i, j] = 0
-        gemm(n, d_in, d, one, up, 0, up_stride, False, flat, w_at, d_in, False, one, columns, n * d_in, d_in)
-        gemm(n, d_in, d, one, rows, 3 * n * d, d, False, flat, w_at, d_in, False, one, columns, 2 * n * d_in, d_in)
-        gemm(d, d_in, 3 * n, one, rows, 0, d, True, columns, 0, d_in, False, one, out, w_at, d_in)
+                target[j] = source[j]
+        gemm(n, d_in, d, one, up, 0, up_stride, False, flat, w_at, d_in, False, one * 0, columns, n * d_in, d_in)
+        if c_at >= 0:
+            bias = flat[c_at:]
+            for i in range(n):
+                target = columns[n + i]
+                for j in range(d_in):
+                    target[j] -= bias[j]
+        gemm(n, d_in, d, one, rows, 3 * n * d, d, False, flat, w_at, d_in, False, one * 0, columns, 2 * n * d_in, d_in)
+        gemm(d, d_in, 3 * n, one, rows, 0, d, True, columns, 0, d_in, False, one * 0, out, w_at, d_in)
         return
     moments = np.zeros((d, d), flat.dtype)
     gemm(d, d, n, one, rows, n * d, d, True, up, 0, up_stride, False, one, moments, 0, d)
     gemm(d, d, n, one, rows, 2 * n * d, d, True, rows, 3 * n * d, d, False, one, moments, 0, d)
-    gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one, out, w_at, d_in)
+    gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one * 0, out, w_at, d_in)
     gemm(d, d_in, d, one, moments, 0, d, False, flat, w_at, d_in, False, one, out, w_at, d_in)
     if c_at >= 0:
         gemm(d, d_in, 1, -ab, total, 0, d, True, flat, c_at, d_in, False, one, out, w_at, d_in)
@@ -401,3 +478,12 @@ def add_later_differences(
             moved, below, moved.shape[1], moved, at, moved.shape[1], True, False, weight, sign, out,
         )  # fmt: skip
         at += d
+
+
+@kernel
+def clear(out: Any, first: int, length: int) -> None:
+    """Write zeros to a vector but for ``length`` numbers from ``first`` on."""
+    for j in range(first):
+        out[j] = 0
+    for j in range(first + length, out.shape[0]):
+        out[j] = 0

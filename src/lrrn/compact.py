@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch._utils import _flatten_dense_tensors
 
 from lrrn.constraints import Interval, bounds
 from lrrn.energy import LiftedEnergy
@@ -29,6 +29,9 @@ SWEEPS = 64
 """Sweeps a solve may take here."""
 ENOUGH = 3.0
 """A residual within this factor of the aim will do, if it is within the tolerance: rounding may not allow more."""
+
+CACHED = 2**19
+"""Bytes of a matrix up to which our own W W^T is faster than that of a BLAS."""
 
 
 @final
@@ -47,11 +50,15 @@ class Tolerances:
 
 @final
 class Minimum(NamedTuple):
-    """How far a solve of the free phase came, what its residuals are relative to, and whether all of them are small enough."""
+    """How far a solve of the free phase came.
+
+    What its residuals are relative to, whether all of them are small enough, and, if asked for, the output.
+    """
 
     solution: QPSolution
     scale: Tensor
     converged: bool
+    output: Tensor
 
 
 @final
@@ -61,7 +68,7 @@ class Adjoint(NamedTuple):
     solution: QPSolution
     scale: Tensor
     derivatives: Sequence[Tensor]
-    d_x: Tensor
+    d_x: Tensor | None
 
 
 @final
@@ -72,22 +79,26 @@ class Compact:
 
     Parameters
     ----------
-    energy : LiftedEnergy
-        One that it :func:`applies` to.
+    structure : Structure
+        That of the network, as :func:`fitting_structure` returns it.
     parameters : sequence of Tensor
-        Those of the energy: all W, then all b, then all c.
+        All W, then all b, then all c.
     x : Tensor of shape (n, d_0)
     tolerances : Tolerances
     """
 
-    def __init__(self, energy: LiftedEnergy, parameters: Sequence[Tensor], x: Tensor, tolerances: Tolerances) -> None:
-        self.tolerances, self._parameters, self._structure = tolerances, parameters, structure_of(energy)
+    def __init__(self, structure: Structure, parameters: Sequence[Tensor], x: Tensor, tolerances: Tolerances) -> None:
+        self.tolerances, self._parameters, self._structure = tolerances, parameters, structure
         self._flat, self._x = _flatten_dense_tensors(parameters).detach().numpy(), x.detach().contiguous().numpy()
         _, _, units, length = self._structure.plan
-        self._panels, self._inverse = np.zeros(length, self._flat.dtype), np.zeros(units, self._flat.dtype)
-        self._z = np.zeros((len(x), sum(energy.free_sizes)), self._flat.dtype)
+        wide = self._flat.dtype == np.float64
+        self._hessian = (
+            np.zeros(length, self._flat.dtype), np.zeros(units, self._flat.dtype),
+            np.empty(length if wide else 0, np.float32), np.empty(units if wide else 0, np.float32),
+        )  # fmt: skip
+        self._z = np.zeros((len(x), structure.lo.shape[1]), self._flat.dtype)
 
-    def minimise(self, start: Tensor | None) -> Minimum:
+    def minimise(self, start: Tensor | None, with_output: bool = False) -> Minimum:
         """Solve the free phase, from ``start`` of shape (n, dim) on if that is given."""
         from lrrn._compact_numba import forward
 
@@ -96,61 +107,93 @@ class Compact:
         if not cold:
             torch.clamp(z if start is None else start.to(z.dtype), structure.lo, structure.hi, out=z)
         w = self._parameters[0].detach()
-        gram = torch.mm(w, w.mT) if structure.reconstructs else w[:0, :0]
-        report = _Report(z)
+        square = w.new_empty((w.shape[0],) * 2 if structure.reconstructs else (0, 0))
+        if structure.reconstructs:
+            gram(w, square)
+        report, output = _Report(self._z), np.empty((len(z) if with_output else 0, structure.outputs), self._z.dtype)
         converged = forward(
-            self._flat, *structure.layers, *structure.free, gram.numpy(), self._x, tolerances.aim, tolerances.limit, SWEEPS,
-            cold, self._panels, self._inverse, self._z, *report.arrays,
+            self._flat, *structure.layers, *structure.free, square.numpy(), self._x, tolerances.aim, tolerances.limit, SWEEPS,
+            cold, *self._hessian, self._z, output, *report.arrays,
         )  # fmt: skip
-        return Minimum(report.solution(z), report.scale, converged)
+        return Minimum(report.solution(z, converged), report.scale, converged, torch.from_numpy(output))
 
-    def adjoint(self, v: Tensor, with_x: bool) -> Adjoint | None:
-        """Solve the adjoint for the derivatives ``v`` of a loss in the minimiser, or return None if that takes too long."""
+    def adjoint(self, given: Tensor, with_x: bool, of_output: bool = False) -> Adjoint | None:
+        """Solve the adjoint for the derivatives of a loss in the minimiser, or return None if that takes too long.
+
+        Parameters
+        ----------
+        given : Tensor of shape (n, dim)
+            Those derivatives; or, of shape (n, d_L), those in the output.
+        with_x : bool
+            Whether derivatives in x are wanted.
+        of_output : bool
+            Which of the two is given.
+        """
         from lrrn._compact_numba import backward
 
-        structure, tolerances = self._structure, self.tolerances
-        w = torch.zeros_like(v, memory_format=torch.contiguous_format)
+        structure, tolerances, n = self._structure, self.tolerances, len(self._x)
+        w = np.zeros_like(self._z)
         report = _Report(w)
-        d_x = (torch.empty if with_x else torch.zeros)(self._x.shape, dtype=v.dtype)
-        out = torch.zeros(len(self._flat), dtype=v.dtype)
+        d_x = np.empty((n if with_x else 0, self._x.shape[1]), w.dtype)
+        out = np.empty_like(self._flat)
         done = backward(
             self._flat, *structure.layers, *structure.free, self._x, tolerances.aim, tolerances.limit, SWEEPS,
-            self._panels, self._inverse, self._z, v.contiguous().numpy(), *report.arrays, w.numpy(),
-            d_x[: len(v) if with_x else 0].numpy(), out.numpy(),
+            *self._hessian, self._z, given.contiguous().numpy(), of_output, *report.arrays, w, d_x, out,
         )  # fmt: skip
         if not done:
             return None
-        return Adjoint(report.solution(w), report.scale, _unflatten_dense_tensors(out, self._parameters), d_x)
+        lengths = [p.numel() for p in self._parameters]
+        derivatives = [
+            part if p.dim() == 1 else part.view(p.shape)
+            for part, p in zip(torch.from_numpy(out).split(lengths), self._parameters, strict=True)
+        ]
+        solution = report.solution(torch.from_numpy(w), True)
+        return Adjoint(solution, report.scale, derivatives, torch.from_numpy(d_x) if with_x else None)
 
 
-def applies(energy: LiftedEnergy, x: Tensor) -> bool:
-    """Whether a batch is one for these kernels: on the CPU, not empty, too small for a second thread, and BLAS held to one."""
+def fitting_structure(energy: LiftedEnergy, x: Tensor) -> Structure | None:
+    """Return the structure of a network if a batch is one for these kernels, or None.
+
+    It must be on the CPU, not empty, too small for a second thread, and BLAS held to one.
+    """
     if (
         not holds_one_thread()
         or x.device.type != "cpu"
         or x.dtype not in (torch.float32, torch.float64)
         or not energy.n_free
-        or not len(x)
+        or not x.shape[0]
     ):
-        return False
-    total = structure_of(energy).plan[3]
-    return total < SINGLE_FROM and len(x) * total < THREAD_WORK
+        return None
+    structure = structure_of(energy)
+    total = structure.plan[3]
+    return structure if total < SINGLE_FROM and x.shape[0] * total < THREAD_WORK else None
+
+
+def gram(w: Tensor, out: Tensor) -> None:
+    """Write W W^T to ``out``."""
+    if w.numel() * w.itemsize <= CACHED and w.is_contiguous():
+        from lrrn import _gram_numba
+
+        _gram_numba.gram(w.numpy(), out.numpy())
+    else:
+        torch.mm(w, w.mT, out=out)
 
 
 class _Report:
     """Arrays that a kernel fills in about its solve."""
 
-    def __init__(self, z: Tensor) -> None:
+    def __init__(self, z: np.ndarray) -> None:
         n = len(z)
-        self.arrays = (np.empty_like(z.numpy()), np.empty(n), np.empty(n), np.zeros(n, np.int64))
+        self.arrays = (np.empty_like(z), np.empty(n), np.empty(n), np.zeros(n, np.int64))
 
     @property
     def scale(self) -> Tensor:
         return torch.from_numpy(self.arrays[2])
 
-    def solution(self, z: Tensor) -> QPSolution:
+    def solution(self, z: Tensor, converged: bool) -> QPSolution:
         gradient, norms, _, used = (torch.from_numpy(array) for array in self.arrays)
-        return QPSolution(z, gradient, norms, used, torch.zeros_like(used), ("coordinate_descent",))
+        status = torch.from_numpy(np.zeros(len(self.arrays[3]), np.int64))
+        return QPSolution(z, gradient, norms, used, status, ("coordinate_descent",), converged)
 
 
 @final
@@ -172,6 +215,8 @@ class Structure:
         Whether zero is feasible.
     reconstructs : bool
         Whether the first layer does, so that W_0 W_0^T is needed.
+    outputs : int
+        Width of the output.
     """
 
     layers: tuple[np.ndarray, ...]
@@ -181,6 +226,7 @@ class Structure:
     hi: Tensor
     from_zero: bool
     reconstructs: bool
+    outputs: int
 
 
 def structure_of(energy: LiftedEnergy) -> Structure:
@@ -221,4 +267,5 @@ def _structure(
         hi,
         all(i.lo <= 0 <= i.hi for i in intervals[:layers]),
         beta[0] > 0,
+        sizes[-1],
     )

@@ -15,7 +15,7 @@ from lrrn.bounds import LipschitzBound
 from lrrn.compact import SWEEPS, Tolerances
 from lrrn.constraints import ConstraintSpec, Interval, interval
 from lrrn.energy import LiftedEnergy
-from lrrn.implicit import minimiser
+from lrrn.implicit import minimiser, prediction, without_autocast
 from lrrn.multiplier import network_multipliers
 from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution
 from lrrn.solution import Solution, warn_if_not_converged
@@ -137,10 +137,10 @@ class LRRN(nn.Module):
         """
         flat = x.reshape(-1, x.shape[-1]) if x.dim() > 0 else x
         self._check_input(flat)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             wide = flat.to(self._solve_dtype(x))
             parameters = [p.to(wide.dtype) for p in self.flat_parameters()]
-            output = self.energy_of(parameters).output(wide, minimiser(self, wide, parameters))
+            output = prediction(self, wide, parameters)
         return output.to(x.dtype).reshape(*x.shape[:-1], self.sizes[-1])
 
     def minimise(self, x: Tensor, start: Tensor | None = None, energy: LiftedEnergy | None = None) -> Tensor:
@@ -235,7 +235,7 @@ class LRRN(nn.Module):
         """
         self._check_input(x)
         given = x.dtype
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             dtype = self._solve_dtype(x)
             if dtype == torch.float32 and tol is not None and tol < FLOAT32_FLOOR:
                 dtype = given = torch.float64

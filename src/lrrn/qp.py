@@ -204,6 +204,8 @@ class QPSolution:
         :class:`Status` codes.
     solvers : tuple of str
         The solvers that worked on the batch, in order.
+    certain : bool
+        Whether all samples are known to have converged, so that nobody need look at ``status``.
     """
 
     z: Tensor
@@ -212,6 +214,7 @@ class QPSolution:
     n_sweeps: Tensor
     status: Tensor
     solvers: tuple[str, ...]
+    certain: bool = False
 
     @property
     def converged(self) -> Tensor:

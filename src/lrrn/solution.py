@@ -76,7 +76,7 @@ class Solution:
 
 def warn_if_not_converged(solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
     """Say with scikit-learn's ConvergenceWarning how many samples missed the tolerance, by how much and why."""
-    if not bool(solution.status.any()):  # CONVERGED is 0
+    if solution.certain or not bool(solution.status.any()):  # CONVERGED is 0
         return
     missed = ~solution.converged
     n_missed = int(missed.sum())

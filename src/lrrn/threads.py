@@ -107,9 +107,13 @@ def holds_one_thread() -> bool:
 def _limit_blas() -> Any:
     # loaded first, or the limit would not reach it
     import scipy.linalg.cython_blas  # noqa: F401
-    from threadpoolctl import threadpool_limits
+    import threadpoolctl
 
-    return threadpool_limits(1, user_api="blas").__enter__()
+    # since 3.8 the first thread to set a limit alone can set others: inside a caller's own limit ours would be lost
+    release = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
+    if release is not None:
+        release(force=True)
+    return threadpoolctl.threadpool_limits(1, user_api="blas").__enter__()
 
 
 def over_rows(work: Callable[[int, int], None], n_rows: int, min_rows: int) -> None:

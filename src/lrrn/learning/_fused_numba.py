@@ -14,6 +14,7 @@ from lrrn._energy_numba import (
     add_later_differences,
     add_layer,
     begin,
+    clear,
     linear,
     mismatch,
     pack,
@@ -180,6 +181,59 @@ def _add_constant(
 
 
 @kernel
+def _gather(data: Any, rows: Any) -> Any:
+    """Return some rows of an array."""
+    out = np.empty((rows.shape[0], data.shape[1]), data.dtype)
+    for i in range(rows.shape[0]):
+        # as vectors of their own: the compiler then knows how to copy
+        source, target = data[rows[i]], out[i]
+        for j in range(source.shape[0]):
+            target[j] = source[j]
+    return out
+
+
+@kernel
+def add_up(parts: Any, out: Any) -> None:
+    """Add vectors, of shape (parts, p), to ``out``."""
+    for i in range(parts.shape[0]):
+        part = parts[i]
+        for j in range(out.shape[0]):
+            out[j] += part[j]
+
+
+@kernel
+def prepare(
+    flat: Any,  # (p,): the parameters
+    w_at: Any,  # (L,) int64: where each W_k begins
+    sizes: Any,  # (L + 1,) int64
+    a: Any,  # (L,): discounts a_k, in the dtype of flat, as is everything that is neither an index nor a tolerance
+    ab: Any,  # (L,): a_k beta_k
+    both: Any,  # (L,): a_k (1 + beta_k)
+    eliminated: bool,  # whether the output is not an unknown of the free phase
+    plan_clamped: Any,  # layout, place, padded units and total length of the panels
+    gram: Any,  # (d_1, d_1): W_0 W_0^T; not read if beta_0 is 0
+    free: bool,  # which phases there are
+    clamped: bool,
+    panels_free: Any,  # zero where there is no unit; out: H of the free phase
+    inverse_free: Any,
+    panels_clamped: Any,  # likewise
+    inverse_clamped: Any,
+) -> None:
+    """Write the Hessians of the phases, which all samples share."""
+    last = w_at.shape[0] - 1
+    if free:
+        pack(flat, w_at, sizes, a, ab, both, gram, last if eliminated else last + 1, False, panels_free, inverse_free)
+    if clamped and free and eliminated:
+        for i in range(panels_free.shape[0]):
+            panels_clamped[i] = panels_free[i]
+        for i in range(inverse_free.shape[0]):
+            inverse_clamped[i] = inverse_free[i]
+        press(flat, w_at, sizes, a, ab, last, plan_clamped, panels_clamped, inverse_clamped)
+    elif clamped:
+        pack(flat, w_at, sizes, a, ab, both, gram, last, True, panels_clamped, inverse_clamped)
+
+
+@kernel
 def energy_step(
     flat: Any,  # (p,): the parameters
     w_at: Any,  # (L,) int64: where each W_k begins
@@ -196,9 +250,13 @@ def energy_step(
     hi_free: Any,
     lo_hidden: Any,  # (1, hidden units)
     hi_hidden: Any,
-    gram: Any,  # (d_1, d_1): W_0 W_0^T; not read if beta_0 is 0
-    x: Any,  # (n, d_0)
-    y: Any,  # (n, d_L); not read if sign_clamped is 0
+    panels_free: Any,  # H of the free phase, as prepare writes it
+    inverse_free: Any,
+    panels_clamped: Any,
+    inverse_clamped: Any,
+    inputs: Any,  # (samples, d_0)
+    targets: Any,  # (samples, d_L); not read if sign_clamped is 0
+    rows: Any,  # (n,) int64: the samples to use
     weight: Any,  # (n,): the factor on each sample's loss
     sign_free: Any,  # factor on the free energy, 0 to leave that phase out
     sign_clamped: Any,
@@ -209,25 +267,25 @@ def energy_step(
     z_clamped: Any,  # (n, hidden units), likewise, but it starts from the free phase if that was solved
     sweeps: Any,  # (1,) int64, added to
     losses: Any,  # (n,), out: sign_clamped E(zhat) + sign_free E(z*)
-    out: Any,  # (p,): derivatives of the sum of weight * losses; zero on entry
+    out: Any,  # (p,), out: derivatives of the sum of weight * losses
 ) -> bool:
     """Return whether every solve converged; if not, only ``z_free``, ``z_clamped`` and ``sweeps`` mean anything."""
-    n, n_layers = x.shape[0], w_at.shape[0]
+    n, n_layers = rows.shape[0], w_at.shape[0]
     last = n_layers - 1
     n_free = last if eliminated else n_layers
     hidden = z_clamped.shape[1]
     free, clamped = sign_free != 0, sign_clamped != 0
+    x = _gather(inputs, rows)
+    y = _gather(targets, rows if clamped else rows[:0])
     q = np.empty(z_free.shape, flat.dtype)
     linear(flat, w_at, b_at, c_at, sizes, a, ab, both, n_free, x, q)
     for i in range(n):
         losses[i] = 0
-    panels, inverse = np.zeros(plan_free[3], flat.dtype), np.zeros(plan_free[2], flat.dtype)
     g, norms = np.empty(z_free.shape, flat.dtype), np.empty(n, np.float64)
     if free:
-        pack(flat, w_at, sizes, a, ab, both, gram, n_free, False, panels, inverse)
-        begin(panels, plan_free, inverse, lo_free, hi_free, q, cold, z_free, g, norms)
+        begin(panels_free, plan_free, inverse_free, lo_free, hi_free, q, cold, z_free, g, norms)
         done = _solve_phase(
-            panels, plan_free, inverse, lo_free, hi_free, q, tol, max_sweeps, z_free, g, sweeps, sign_free, losses
+            panels_free, plan_free, inverse_free, lo_free, hi_free, q, tol, max_sweeps, z_free, g, sweeps, sign_free, losses
         )  # fmt: skip
         if not done:
             return False
@@ -239,16 +297,16 @@ def energy_step(
                 for j in range(hidden):
                     z_clamped[i, j] = z_free[i, j]
         if free and eliminated:
-            press(flat, w_at, sizes, a, ab, last, plan_free, panels, inverse)
             _clamp_gradient(flat, w_at, b_at, sizes, a, last, y, z_clamped, g)
         else:
-            panels, inverse = np.zeros(plan_clamped[3], flat.dtype), np.zeros(plan_clamped[2], flat.dtype)
             g = np.empty((n, hidden), flat.dtype)
-            pack(flat, w_at, sizes, a, ab, both, gram, last, True, panels, inverse)
-            begin(panels, plan_clamped, inverse, lo_hidden, hi_hidden, pull, cold and not free, z_clamped, g, norms)
+            begin(
+                panels_clamped, plan_clamped, inverse_clamped, lo_hidden, hi_hidden, pull, cold and not free, z_clamped, g,
+                norms,
+            )  # fmt: skip
         done = _solve_phase(
-            panels, plan_clamped, inverse, lo_hidden, hi_hidden, pull, tol, max_sweeps, z_clamped, g, sweeps, sign_clamped,
-            losses,
+            panels_clamped, plan_clamped, inverse_clamped, lo_hidden, hi_hidden, pull, tol, max_sweeps, z_clamped, g, sweeps,
+            sign_clamped, losses,
         )  # fmt: skip
         if not done:
             return False
@@ -266,6 +324,7 @@ def energy_step(
             _add_constant(flat, w_at[k], b_at[k], c_at[k], d, d_in, a[k], ab[k], below, zero, sign_free, losses)
     # derivatives at fixed activations
     balanced = free and clamped and common == 0
+    clear(out, w_at[0], sizes[0] * sizes[1] if balanced else 0)
     if balanced:
         _add_differences(
             flat, w_at, b_at, c_at, sizes, a, ab, both, eliminated, x, y, z_free, z_clamped, weight, sign_clamped, out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import final
 
@@ -9,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrrn.compact import structure_of
+from lrrn.compact import gram, structure_of
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.network import LRRN
-from lrrn.solvers.coordinate_descent import panel_plan
+from lrrn.solvers.coordinate_descent import LANES, panel_plan
 from lrrn.threads import side_by_side
 
 SWEEPS = 32
 """Sweeps a phase may take here; a batch that needs more goes the general way, which can call in Newton's method."""
-PART_ROWS, MOST_PARTS = 256, 8
+PART_ROWS, MOST_PARTS = 48, 8
 """A batch is cut into parts of at least so many rows, whatever the number of threads, so that sums do not depend on that."""
 
 
@@ -48,22 +49,29 @@ class FusedStep:
         dtype = flat.vector.numpy().dtype
         self._dtype, self._tol, self._gradient = dtype, tol, flat.gradient.numpy()
         self._signs = tuple(dtype.type(sign) for sign in signs)
-        self._phases = sum(1 for sign in signs if sign)
+        free, clamped = (bool(sign) for sign in signs)
+        self._phases = free + clamped
         hidden = energy.sizes[1:-1]
         self._free, self._hidden = sum(energy.free_sizes), sum(hidden)
         self._lo, self._hi = energy.box
         self._first, self._gram = net.W[0].detach(), energy.weights[0].new_empty((energy.sizes[1], energy.sizes[1]))
         self._zero = torch.zeros_like(self._lo).clamp_(self._lo, self._hi)[:, : self._free]
         self._zero_is_feasible = not bool(self._zero.any())
+        vector, (w_at, b_at, c_at, *scales) = flat.vector.numpy(), structure_of(energy).layers
+        plans = panel_plan(energy.free_sizes), panel_plan(hidden)
+        if free:
+            # the clamped phase begins where the free one ended, and the output pulls from above: its news travel downwards
+            plans = plans[0], (plans[1][0][::-1].copy(), *plans[1][1:])
+        hessians = tuple(np.zeros(plan[i], dtype) for plan in plans for i in (3, 2))
+        self._shared = (
+            vector, w_at, *scales, energy.eliminated, plans[1], self._gram.numpy(), free, clamped, *hessians,
+        )  # fmt: skip
         self._fixed = (
-            flat.vector.numpy(),
-            *structure_of(energy).layers,
-            energy.eliminated,
-            panel_plan(energy.free_sizes),
-            panel_plan(hidden),
+            vector, w_at, b_at, c_at, *scales, energy.eliminated, *plans,
             *(bound[:, :units].contiguous().numpy() for units in (self._free, self._hidden) for bound in (self._lo, self._hi)),
-            self._gram.numpy(),
-        )
+            *hessians,
+        )  # fmt: skip
+        self._others = np.empty((MOST_PARTS - 1, 0), dtype)
 
     @staticmethod
     def applies(net: LRRN, objective: Objective) -> bool:
@@ -78,12 +86,15 @@ class FusedStep:
             and net.solver in ("auto", "coordinate_descent")
         )
 
-    def __call__(self, batch: Batch, weight: Tensor, counts: SolveCounts) -> float | None:
+    def __call__(self, batch: Batch, weight: Tensor, counts: SolveCounts, rows: Tensor | None = None) -> float | None:
         """Set the derivatives of the weighted sum of losses and return that sum; None if the batch should go the general way.
 
-        ``batch.activations`` gets the free phase's activations; after None, ``batch.start`` is how far it came.
+        ``rows`` says which rows of ``batch.x`` and ``batch.target`` are meant: all, if it is None. ``batch.activations`` gets
+        the free phase's activations; after None, ``batch.start`` is how far it came.
         """
-        x, n, target = batch.x, batch.x.shape[0], batch.target
+        from lrrn.learning._fused_numba import add_up
+
+        x, n, target = batch.x, weight.shape[0], batch.target
         cold = batch.start is None and self._zero_is_feasible
         if cold:
             start = np.zeros((n, self._free), self._dtype)
@@ -91,26 +102,36 @@ class FusedStep:
             given = self._zero.repeat(n, 1) if batch.start is None else batch.start
             start = given.clamp(self._lo[:, : self._free], self._hi[:, : self._free]).numpy()
         if target is None and self._signs[1] == 0:
-            target = x.new_empty((n, 0))
+            target = x.new_empty((0, 0))
         if target is None:
             raise ValueError("this objective needs targets y, and none were given")
         clamped = np.empty((n, self._hidden), self._dtype) if self._signs[0] else start[:, : self._hidden].copy()
-        torch.mm(self._first, self._first.mT, out=self._gram)
-        parts = max(1, min(MOST_PARTS, n // PART_ROWS))
-        sweeps, losses, converged = np.zeros((parts, 1), np.int64), np.empty(n, self._dtype), [False] * parts
-        arrays = (x.numpy(), target.numpy(), weight.numpy(), start, clamped, losses)
+        data = x.numpy(), target.numpy()
+        pick = np.arange(n) if rows is None else rows.numpy()
+        arrays = (pick, weight.numpy(), start, clamped, np.empty(n, self._dtype))
+        parts = parts_of(n)
+        sweeps, converged = np.zeros((parts, 1), np.int64), [False] * parts
         if parts == 1:
-            converged[0] = self._run(arrays, sweeps[0], cold, self._gradient)
+            self._prepare()
+            converged[0] = self._run(data, arrays, sweeps[0], cold, self._gradient)
         else:
-            edges = [n * i // parts for i in range(parts + 1)]
-            gradients = np.empty((parts, len(self._gradient)), self._dtype)
+            edges, ready = edges_of(n, parts), threading.Event()
+            if self._others.shape[1] == 0:
+                self._others = np.empty((MOST_PARTS - 1, len(self._gradient)), self._dtype)
+            others = self._others[: parts - 1]
 
             def work(part: int) -> None:
-                rows = [array[edges[part] : edges[part + 1]] for array in arrays]
-                converged[part] = self._run(rows, sweeps[part], cold, gradients[part])
+                if part == 0:  # the calling thread's, which the others are slow to follow
+                    try:
+                        self._prepare()
+                    finally:
+                        ready.set()
+                ready.wait()
+                mine = [array[edges[part] : edges[part + 1]] for array in arrays]
+                converged[part] = self._run(data, mine, sweeps[part], cold, others[part - 1] if part else self._gradient)
 
             side_by_side(work, parts)
-            gradients.sum(0, out=self._gradient)
+            add_up(others, self._gradient)
         counts.sweeps += int(sweeps.sum())
         if not all(converged):
             reached = start if self._signs[0] else np.concatenate((clamped, start[:, self._hidden :]), 1)
@@ -118,25 +139,38 @@ class FusedStep:
             return None
         counts.samples += n * self._phases
         batch.activations = torch.from_numpy(start) if self._signs[0] else None
-        return float(losses @ arrays[2])
+        return float(arrays[4] @ arrays[1])
 
-    def _run(self, arrays: Sequence[np.ndarray], sweeps: np.ndarray, cold: bool, gradient: np.ndarray) -> bool:
+    def _prepare(self) -> None:
+        from lrrn.learning._fused_numba import prepare
+
+        gram(self._first, self._gram)
+        prepare(*self._shared)
+
+    def _run(
+        self,
+        data: tuple[np.ndarray, np.ndarray],
+        arrays: Sequence[np.ndarray],
+        sweeps: np.ndarray,
+        cold: bool,
+        gradient: np.ndarray,
+    ) -> bool:
         from lrrn.learning._fused_numba import energy_step
 
-        x, target, weight, start, clamped, losses = arrays
-        gradient.fill(0)
+        rows, weight, start, clamped, losses = arrays
         return energy_step(
-            *self._fixed,
-            x,
-            target,
-            weight,
-            *self._signs,
-            self._tol,
-            SWEEPS,
-            cold,
-            start,
-            clamped,
-            sweeps,
-            losses,
-            gradient,
+            *self._fixed, *data, rows, weight, *self._signs, self._tol, SWEEPS, cold, start, clamped, sweeps, losses, gradient
         )
+
+
+def parts_of(n: int) -> int:
+    """Return how many parts a batch of ``n`` rows is cut into: a power of two, which most numbers of threads share evenly."""
+    parts = 1
+    while 2 * parts <= MOST_PARTS and n >= 2 * parts * PART_ROWS:
+        parts *= 2
+    return parts
+
+
+def edges_of(n: int, parts: int) -> list[int]:
+    """Return where the parts of a batch of ``n`` rows begin and end, those after the first with whole vectors of samples."""
+    return [0, *(n - LANES * round(n * (parts - i) / parts / LANES) for i in range(1, parts)), n]

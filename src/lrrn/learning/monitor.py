@@ -34,7 +34,7 @@ class SolveCounts:
         if n == 0:
             return
         self.sweeps += int(solution.n_sweeps.sum())
-        missed = int(solution.status.count_nonzero())  # CONVERGED is 0
+        missed = 0 if solution.certain else int(solution.status.count_nonzero())  # CONVERGED is 0
         if missed:
             self.missed += missed
             self.missed_phase = what

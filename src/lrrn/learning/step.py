@@ -52,6 +52,8 @@ class Step:
         self._fused: FusedStep | None = None
         self._kernels: FusedKernels | None = None
         self._adam: FlatAdam | None = None
+        self._shares: Tensor | None = None
+        self._shared_by = 0
         self.optimizer = _optimizer(flat, settings)
         self.vectors = start_vectors(net)
         self.activations: Tensor | None = None
@@ -102,20 +104,22 @@ class Step:
         counts : SolveCounts
             What the compiled step's solves report to; other solves report to the network's own observer.
         """
-        if len(rows) == 0:
+        if rows.shape[0] == 0:
             self._flat.gradient.zero_()
             return 0.0
-        batch, weight = self._batch(data, rows, moment, of)
-        loss = self._descend(batch, weight, n, counts, rows if self._picks_rows(data) else None)
+        pick = rows if self._picks_rows(data) else None
+        batch, weight = self._batch(data, rows, moment, of, pick is None)
+        loss = self._descend(batch, weight, n, counts, pick)
         if self.activations is not None and batch.activations is not None:
             self.activations[rows] = batch.activations
         return loss
 
-    def _batch(self, data: Data, rows: Tensor, moment: int | Tensor, of: int) -> tuple[Batch, Tensor | None]:
+    def _batch(self, data: Data, rows: Tensor, moment: int | Tensor, of: int, select: bool) -> tuple[Batch, Tensor | None]:
+        """Return what the objective sees of some rows, and their weights; x and target are those of all unless ``select``."""
         # the compiled steps read no labels
         label = data.label if self._fused is None and self._kernels is None else None
         x, target = data.x, data.target
-        if not self._picks_rows(data):
+        if select:
             x, target = x.index_select(0, rows), None if target is None else target.index_select(0, rows)
         label, start, weight = (
             None if part is None else part.index_select(0, rows) for part in (label, self.activations, data.weight)
@@ -129,22 +133,24 @@ class Step:
     def _picks_rows(self, data: Data) -> bool:
         """Whether kernels read the rows of the data themselves, so that no copy of them is made."""
         return (
-            self._kernels is not None
-            and self._net.fixed_sweeps is not None
+            (self._fused is not None or (self._kernels is not None and self._net.fixed_sweeps is not None))
             and not self._settings.shifts
             and all(part is None or part.is_contiguous() for part in (data.x, data.target))
         )
 
     def _descend(self, batch: Batch, weight: Tensor | None, n: int, counts: SolveCounts, rows: Tensor | None) -> float | Tensor:
-        here = len(batch.x if rows is None else rows)
+        here = (batch.x if rows is None else rows).shape[0]
         if isinstance(self._objective, EnergyObjective):
             with torch.no_grad():
-                share = batch.x.new_full((here,), 1 / n) if weight is None else weight.div_(n)
-                loss = None if self._fused is None else self._fused(batch, share, counts)
+                share = self._equal_shares(batch.x, here, n) if weight is None else weight.div_(n)
+                loss = None if self._fused is None else self._fused(batch, share, counts, rows)
                 if loss is not None:
                     return loss
                 if self._kernels is not None and self._net.fixed_sweeps is not None:
                     return self._kernels(batch, share, rows)
+                if rows is not None:
+                    batch.x = batch.x.index_select(0, rows)
+                    batch.target = None if batch.target is None else batch.target.index_select(0, rows)
                 terms = self._objective.terms(self._net, batch)
                 self._flat.set_gradient(total_gradients(terms, share))
                 return torch.dot(total(terms, here), share)
@@ -153,6 +159,14 @@ class Step:
         self._flat.gradient.zero_()
         mean.backward()
         return mean.detach()
+
+    def _equal_shares(self, x: Tensor, here: int, n: int) -> Tensor:
+        """Return the factors of ``here`` samples in the mean over ``n``; the compiled step's hardly change and are kept."""
+        if self._fused is None:
+            return x.new_full((here,), 1 / n)
+        if self._shares is None or self._shares.shape[0] != here or self._shared_by != n:
+            self._shares, self._shared_by = x.new_full((here,), 1 / n), n
+        return self._shares
 
     def update(self) -> None:
         """Change the parameters by their gradients."""

@@ -171,7 +171,7 @@ class Trainer:
             moment = position.epoch * n_steps + position.step
             self._step.set_rate(settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)))
             loss, stop, due = self._take(data, rows.to(data.x.device), moment, settings.epochs * n_steps, counts)
-            self._note_steps(1, loss * len(rows), len(rows), counts, bar)
+            self._note_steps(1, loss * rows.shape[0], rows.shape[0], counts, bar)
             if stop or due:
                 self._keep(batches, counts, identity, stop)
         self._together.add_counts(counts, position)
@@ -241,9 +241,9 @@ class Trainer:
 
         Return the batch's mean loss, whether to stop and whether to save: the same on all ranks.
         """
-        due = self._due
-        mine = rows[self._ranks.part(len(rows))]
-        loss = float(self._step.gradients(data, mine, moment, of, len(rows), counts))
+        due, n = self._due, rows.shape[0]
+        mine = rows[self._ranks.part(n)] if self._ranks.connected else rows
+        loss = float(self._step.gradients(data, mine, moment, of, n, counts))
         loss, stop, due = self._together.add_gradients(loss, self._interrupted, due)
         self._step.update()
         return loss, stop, due

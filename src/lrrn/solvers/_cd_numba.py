@@ -23,23 +23,32 @@ def fill_panels(panels: Any, at: int, below: Any, block: Any, above: Any) -> int
     ``below`` is H[k, k-1] of shape (d, d_below), ``block`` H[k, k], ``above`` H[k+1, k] of shape (d_above, d). A panel has a
     row for every unit of the three layers, each layer padded to whole panels; ``panels`` is zero where there is no unit.
     """
-    width = block.shape[0]
-    n_below, n_above = below.shape[1], above.shape[0]
+    width, n_below = block.shape[0], below.shape[1]
     for j0 in range(0, width, PANEL):
         units = min(PANEL, width - j0)
-        for m in range(n_below):
-            for i in range(units):
-                panels[at + m * PANEL + i] = below[j0 + i, m]
+        for i in range(units):
+            row = below[j0 + i]
+            for m in range(n_below):
+                panels[at + m * PANEL + i] = row[m]
         at += -(-n_below // PANEL) * PANEL * PANEL
-        for m in range(width):
-            for i in range(units):
-                panels[at + m * PANEL + i] = block[m, j0 + i]
-        at += -(-width // PANEL) * PANEL * PANEL
-        for m in range(n_above):
-            for i in range(units):
-                panels[at + m * PANEL + i] = above[m, j0 + i]
-        at += -(-n_above // PANEL) * PANEL * PANEL
+        at = _fill_rows(panels, at, block, j0, units)
+        at = _fill_rows(panels, at, above, j0, units)
     return at
+
+
+@kernel
+def _fill_rows(panels: Any, at: int, rows: Any, j0: int, units: int) -> int:
+    """Write ``units`` columns of some rows, from column ``j0`` on; return the position after them, padded to whole panels."""
+    for m in range(rows.shape[0]):
+        row, target = rows[m, j0:], panels[at + m * PANEL :]
+        if units == PANEL:
+            # a fixed length, so that it is one vector
+            for i in range(PANEL):
+                target[i] = row[i]
+        else:
+            for i in range(units):
+                target[i] = row[i]
+    return at + -(-rows.shape[0] // PANEL) * PANEL * PANEL
 
 
 @kernel

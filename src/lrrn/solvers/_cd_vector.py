@@ -19,7 +19,7 @@ VECTOR_BYTES = 64
 FUSED = ("contract",)
 
 
-class _Vectors:
+class Vectors:
     """A few words of vector assembly over the lanes of two-dimensional arrays."""
 
     def __init__(self, context: Any, builder: Any, dtype: Any) -> None:
@@ -59,6 +59,13 @@ class _Vectors:
     def smaller(self, a: Any, b: Any) -> Any:
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), b, a)
 
+    def sum(self, vector: Any) -> Any:
+        """Add the lanes of a vector up, in any order."""
+        kind = self.kind.element
+        name = f"llvm.vector.reduce.fadd.v{self.width}f{8 * self.item}"
+        routine = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind, self.kind]), name)
+        return self.builder.call(routine, [ir.Constant(kind, 0.0), vector], fastmath=("reassoc",))
+
     def any(self, flags: Any) -> Any:
         """Whether any lane of a vector of flags is set."""
         return self.builder.icmp_unsigned(
@@ -72,7 +79,7 @@ def _arrays(context: Any, builder: Any, signature: Any, arguments: Any, count: i
 
 
 def _update_rows(
-    v: _Vectors, g: Any, panel: Any, steps: list[Any], lanes: Any, lane: Any, offset: Any, first: Any, rows: Any
+    v: Vectors, g: Any, panel: Any, steps: list[Any], lanes: Any, lane: Any, offset: Any, first: Any, rows: Any
 ) -> None:
     """Add a panel of the Hessian times the steps of its units to one vector of lanes of the gradient."""
     builder = v.builder
@@ -92,7 +99,7 @@ def multiply_panel(typing_context: Any, zs: Any, gs: Any, panels: Any, offset: A
     signature = types.void(zs, gs, panels, number, number, number, number)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        v = _Vectors(context, builder, signature.args[0].dtype)
+        v = Vectors(context, builder, signature.args[0].dtype)
         z, g, panel = _arrays(context, builder, signature, arguments, 3)
         offset, unit, first, rows = arguments[3:]
         lanes = builder.extract_value(z.shape, 1)
@@ -129,7 +136,7 @@ def sweep_panel(
     signature = types.void(zs, gs, los, his, inverse_diagonal, panels, number, number, number, number)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        v = _Vectors(context, builder, signature.args[0].dtype)
+        v = Vectors(context, builder, signature.args[0].dtype)
         z, g, lo, hi, inverse, panel = _arrays(context, builder, signature, arguments, 6)
         offset, unit, first, rows = arguments[6:]
         lanes = builder.extract_value(z.shape, 1)
@@ -165,7 +172,7 @@ def squared_residuals(typing_context: Any, zs: Any, gs: Any, los: Any, his: Any,
     signature = types.void(zs, gs, los, his, out)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        v = _Vectors(context, builder, signature.args[0].dtype)
+        v = Vectors(context, builder, signature.args[0].dtype)
         z, g, lo, hi, result = _arrays(context, builder, signature, arguments, 5)
         rows, lanes = builder.extract_value(z.shape, 0), builder.extract_value(z.shape, 1)
         double = ir.VectorType(ir.DoubleType(), v.width)
