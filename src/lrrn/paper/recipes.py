@@ -31,7 +31,7 @@ _PAPER: Recipe = {
     **_MARGIN,
     "hidden_sizes": (64, 64),
     "gamma": 1 / 8,
-    "temperature": 0.15,
+    "temperature": 0.25,
     "learning_rate": 2e-3,
     "decoupled_weight_decay": 0.3,
     "batch_size": 128,
@@ -41,8 +41,8 @@ _PAPER: Recipe = {
 OURS: dict[str, Recipe] = {
     "wide": {**_WIDE, "margin": 1.2, "temperature": 0.1, "adversarial_eps": 1.3, "decoupled_weight_decay": 0.1},
     "accurate": {**_WIDE, "margin": 1.2, "temperature": 0.15, "decoupled_weight_decay": 0.2, "shifts": 1},
-    "paper_a": {**_PAPER, "margin": 1.0, "adversarial_eps": 1.0},
-    "paper_b": {**_PAPER, "margin": 1.3, "adversarial_eps": 1.1},
+    "paper_a": {**_PAPER, "margin": 0.7},
+    "paper_b": {**_PAPER, "margin": 2.0},
 }
 """Arguments of LRRNClassifier: for large perturbations, for small ones, and the paper's own network for two radii."""
 
