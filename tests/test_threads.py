@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import lrrn
 from lrrn import LRRNClassifier, LRRNRegressor, threads
+from lrrn.lazy import lazy
 from oracles import random_input, random_network
 
 
@@ -300,6 +302,35 @@ def test_children_get_the_same_answers_however_they_are_started(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
     expected = ["fork True", "fork among busy threads True", "fork pool True", "spawn pool True", "threads here 2"]
     assert done.stdout.splitlines() == expected, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_property_that_is_computed_while_forking_can_be_computed_in_the_child():
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, waits):
+            self.waits = waits
+
+        @lazy
+        def value(self):
+            if self.waits:
+                begun.set()
+                go_on.wait(60)
+            return 7
+
+    busy = threading.Thread(target=lambda: Slow(True).value)
+    busy.start()
+    begun.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # rather than to wait for ever
+        os._exit(0 if Slow(False).value == 7 else 1)
+    status = os.waitpid(child, 0)[1]
+    go_on.set()
+    busy.join()
+    assert status == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

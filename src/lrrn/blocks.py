@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import final
 
 import torch
 from torch import Tensor
+
+from lrrn.lazy import lazy
 
 
 @final
@@ -30,7 +31,7 @@ class BlockTridiagonal:
     diag: tuple[Tensor, ...]
     sub: tuple[Tensor, ...]
 
-    @cached_property
+    @lazy
     def sizes(self) -> tuple[int, ...]:
         """Widths of the blocks."""
         return tuple(block.shape[-1] for block in self.diag)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import final
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
 from lrrn.constraints import Interval, bounds
+from lrrn.lazy import lazy
 from lrrn.qp import BoxQP, RoundingCoefficients, row_norms
 
 
@@ -56,12 +56,12 @@ class LiftedEnergy:
         """L, the number of weight matrices."""
         return len(self.weights)
 
-    @cached_property
+    @lazy
     def sizes(self) -> tuple[int, ...]:
         """d_0, ..., d_L."""
         return (self.weights[0].shape[1], *(w.shape[0] for w in self.weights))
 
-    @cached_property
+    @lazy
     def discounts(self) -> tuple[float, ...]:
         """a_k = gamma^k."""
         return tuple(self.gamma**k for k in range(self.n_layers))
@@ -82,7 +82,7 @@ class LiftedEnergy:
             self.intervals,
         )
 
-    @cached_property
+    @lazy
     def exact(self) -> LiftedEnergy:
         """The same energy in float64, where proofs are made."""
         return self if self.weights[0].dtype == torch.float64 else self.to(torch.float64)
@@ -242,30 +242,30 @@ class LiftedEnergy:
             total += self._reach[-1] * row_norms(y) + sum(self._linear_sizes)
         return 2 * torch.finfo(qp.q.dtype).eps * total
 
-    @cached_property
+    @lazy
     def _free_norm(self) -> float:
         return self.free_hessian.frobenius()
 
-    @cached_property
+    @lazy
     def _clamped_norm(self) -> float:
         return self.clamped_hessian.frobenius()
 
-    @cached_property
+    @lazy
     def free_mu(self) -> float:
         """Proven lower bound on the smallest eigenvalue of :attr:`free_hessian`; for float64 energies."""
         return self._smallest(self.free_hessian)
 
-    @cached_property
+    @lazy
     def clamped_mu(self) -> float:
         """Proven lower bound on the smallest eigenvalue of :attr:`clamped_hessian`; for float64 energies."""
         return self._smallest(self.clamped_hessian)
 
-    @cached_property
+    @lazy
     def free_rounding(self) -> RoundingCoefficients:
         """How far a free phase's residual, as computed in float64, can be from the true one."""
         return self._rounding(self.free_hessian)
 
-    @cached_property
+    @lazy
     def clamped_rounding(self) -> RoundingCoefficients:
         """How far a clamped phase's residual, as computed in float64, can be from the true one."""
         return self._rounding(self.clamped_hessian)
@@ -289,12 +289,12 @@ class LiftedEnergy:
             self.inner_rounding * sum(self._linear_sizes),
         )
 
-    @cached_property
+    @lazy
     def input_gain(self) -> float:
         """Proven bound on how much q grows per unit of x: a_0 (1 + beta_0) |W_0|_2; for float64 energies."""
         return self.discounts[0] * (1 + self.beta[0]) * verified.spectral_norm(self.weights[0])
 
-    @cached_property
+    @lazy
     def root_rounding(self) -> tuple[float, float]:
         """How far sqrt(2 E), computed by :meth:`value`, can be from its true value: per unit of |x| + |z|, and a constant.
 
@@ -314,12 +314,12 @@ class LiftedEnergy:
         """gamma_{d+8}, generously: the relative rounding of an inner product over a layer and a few products more."""
         return 2 * (max(self.sizes) + 8) * torch.finfo(self.weights[0].dtype).eps
 
-    @cached_property
+    @lazy
     def _reach(self) -> list[float]:
         """How much of the size of x, by the first entry, or of a clamped output, by the last one, enters q at most."""
         return [a * (1 + beta) * _norm(w) for a, beta, w in zip(self.discounts, self.beta, self.weights, strict=True)]
 
-    @cached_property
+    @lazy
     def _linear_sizes(self) -> list[float]:
         """Norms of every layer's bias terms of q, which bound their rounding."""
         sizes = []
@@ -340,12 +340,12 @@ class LiftedEnergy:
         """Widths of the unknowns of the free phase."""
         return self.sizes[1 : 1 + self.n_free]
 
-    @cached_property
+    @lazy
     def free_hessian(self) -> BlockTridiagonal:
         """H of the free phase."""
         return self._hessian(self.n_free, False)
 
-    @cached_property
+    @lazy
     def clamped_hessian(self) -> BlockTridiagonal:
         """H of the clamped phase."""
         return self._hessian(self.n_layers - 1, True)
@@ -356,7 +356,7 @@ class LiftedEnergy:
         diag = [self._own_block(k) if k + 1 == m and not closed else self._pressed_block(k) for k in range(m)]
         return BlockTridiagonal(tuple(diag), tuple(self._coupling(k + 1) for k in range(m - 1)))
 
-    @cached_property
+    @lazy
     def _blocks(self) -> dict[tuple[str, int], Tensor]:
         """Blocks that the free and the clamped phase share."""
         return {}
@@ -415,7 +415,7 @@ class LiftedEnergy:
         lo, hi = self.box
         return BoxQP(hessian, q, lo[:, : q.shape[1]], hi[:, : q.shape[1]])
 
-    @cached_property
+    @lazy
     def box(self) -> tuple[Tensor, Tensor]:
         """Bounds of all layers, each of shape (1, d_1 + ... + d_L)."""
         return bounds(self.intervals, self.sizes[1:], self.weights[0].detach())

@@ -17,7 +17,6 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import final
 from weakref import WeakKeyDictionary
 
@@ -28,6 +27,7 @@ from torch import Tensor
 from lrrn import bounds, verified
 from lrrn.blocks import BlockTridiagonal
 from lrrn.energy import LiftedEnergy
+from lrrn.lazy import lazy
 from lrrn.threads import one_thread
 
 logger = logging.getLogger("lrrn.bounds")
@@ -176,11 +176,11 @@ class MultiplierProblem:
 
     # --- the parts of the problem -------------------------------------------------------------------------------------
 
-    @cached_property
+    @lazy
     def _dense(self) -> Tensor:
         return self._h.dense()
 
-    @cached_property
+    @lazy
     def _input_gram(self) -> Tensor:
         """B B^T, which lives in the first block."""
         w = self._energy.weights[0]
@@ -190,7 +190,7 @@ class MultiplierProblem:
     def _input_scale(self) -> float:
         return self._energy.discounts[0] * (1 + self._energy.beta[0])
 
-    @cached_property
+    @lazy
     def _input_root(self) -> Tensor:
         """R with R R^T = B B^T and as few columns as possible; for the optimiser only."""
         w = self._energy.weights[0]
@@ -199,7 +199,7 @@ class MultiplierProblem:
         values, vectors = torch.linalg.eigh(self._input_gram)
         return vectors * values.clamp(min=0.0).sqrt()
 
-    @cached_property
+    @lazy
     def _padded_root(self) -> Tensor:
         padded = self._dense.new_zeros((self._h.dim, self._input_root.shape[1]))
         padded[: self._first] = self._input_root

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from lrrn.blocks import BlockTridiagonal
+from lrrn.lazy import lazy
 
 DEFAULT_TOL = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Relative KKT residual below which a sample counts as converged, by the dtype of the solve."""
@@ -112,7 +112,7 @@ class BoxQP:
         """Number of unknowns of each problem."""
         return self.q.shape[1]
 
-    @cached_property
+    @lazy
     def scale(self) -> Tensor:
         """max(1, |q|) per sample: what ``tol`` is relative to. Finite even where |q| is not."""
         return row_norms(self.q).clamp_(min=1.0, max=1e300)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import final
 
 import torch
 from torch import Tensor
 
 from lrrn.energy import LiftedEnergy
+from lrrn.lazy import lazy
 from lrrn.qp import QPSolution, Status
 
 
@@ -53,12 +53,12 @@ class Solution:
         """Whether the residual is at most tol * max(1, |q|), of shape (n,)."""
         return self.status == int(Status.CONVERGED)
 
-    @cached_property
+    @lazy
     def energy(self) -> Tensor:
         """E(z; x) at these activations, of shape (n,); computed on first use."""
         return self._energy.value(self._x, [z.to(self._x.dtype) for z in self.activations])
 
-    @cached_property
+    @lazy
     def error_bound(self) -> Tensor:
         """Proven bound on the distance of the stacked activations from the exact ones, of shape (n,), float64.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import partial
 from typing import final
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
 from lrrn.energy import LiftedEnergy
+from lrrn.lazy import lazy
 from lrrn.multiplier import MultiplierProblem
 from lrrn.network import LRRN
 from lrrn.qp import row_norms
@@ -71,7 +72,7 @@ class Sample:
     slack_error: Tensor
     drift: Tensor
 
-    @cached_property
+    @lazy
     def room(self) -> Tensor:
         """Distances from the upper bounds, 0 where there are none."""
         return self.high.masked_fill(self.high.isinf(), 0.0)
@@ -103,7 +104,7 @@ class Terms:
     ceiling: Tensor
     sign: Tensor
 
-    @cached_property
+    @lazy
     def lam(self) -> Tensor:
         """Multipliers of v w."""
         return self.low + self.high

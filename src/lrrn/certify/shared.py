@@ -10,7 +10,6 @@ factorisation for all samples, and matrix products over the batch. docs/theory/l
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import final
 from weakref import WeakKeyDictionary
 
@@ -21,6 +20,7 @@ from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
 from lrrn.certify.local import REACH, LocalProblem, Sample, Terms, local_problem
 from lrrn.energy import LiftedEnergy
+from lrrn.lazy import lazy
 from lrrn.network import LRRN
 from lrrn.qp import BoxQP, row_norms
 from lrrn.solvers import solve
@@ -74,7 +74,7 @@ class SharedForm:
         matrix[:m, m:] = -self.half
         return verified.smallest_eigenvalue(BlockTridiagonal((matrix,), ()))
 
-    @cached_property
+    @lazy
     def size(self) -> float:
         """Frobenius norm of the form, and a little more."""
         return 2 * (float(self.top_left.norm()) + 2 * float(self.half.norm()) + math.sqrt(self.half.shape[1]))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import ClassVar, final
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
+from lrrn.lazy import lazy
 
 _UP = 1 + 1e-12
 """Covers the rounding of norms and products of a few float64 numbers."""
@@ -102,7 +102,7 @@ class SortNetwork(nn.Module):
         radius = radii.scatter(1, best[:, None], math.inf).amin(-1).clamp(min=0.0) * (1 - 1e-12)
         return torch.where(radius.isfinite(), radius, 0.0)
 
-    @cached_property
+    @lazy
     def norms(self) -> tuple[float, ...]:
         """Proven bounds on the spectral norms of the layers; the weights of an exported network stay as they are."""
         return tuple(proven_norm(w) for w in self.weights)
