@@ -59,6 +59,9 @@ class FusedStep:
         self._zero_is_feasible = not bool(self._zero.any())
         vector, (w_at, b_at, c_at, *scales) = flat.vector.numpy(), structure_of(energy).layers
         plans = panel_plan(energy.free_sizes), panel_plan(hidden)
+        if free:
+            # the clamped phase begins where the free one ended, and the output pulls from above: its news travel downwards
+            plans = plans[0], (plans[1][0][::-1].copy(), *plans[1][1:])
         hessians = tuple(np.zeros(plan[i], dtype) for plan in plans for i in (3, 2))
         self._shared = (
             vector, w_at, *scales, energy.eliminated, plans[1], self._gram.numpy(), free, clamped, *hessians,
