@@ -139,7 +139,17 @@ def launch(n: int, threads: int, sections: list[str], quick: bool) -> dict[str, 
 
 
 def compared(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> dict[str, float]:
-    return {name: float((two[name] - one[name]).norm() / one[name].norm()) for name in one}
+    """Return the differences of gradients relative to their norms.
+
+    A contrastive gradient is the difference of two, and rounds as they do: it is compared with the sum of their norms.
+    """
+
+    def size(name: str) -> float:
+        objective, rest = name.split(", ", 1)
+        parts = (f"ClassEnergy, {rest}", f"FreeEnergy, {rest}") if objective == "Contrastive" else (name,)
+        return sum(float(one[part].norm()) for part in parts)
+
+    return {name: float((two[name] - one[name]).norm()) / size(name) for name in one}
 
 
 def statistically_equal(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> dict[str, Any]:
