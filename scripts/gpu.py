@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 import subprocess
 import sys
 import time
@@ -23,16 +24,20 @@ from torch.nn import functional
 import lrrn
 from lrrn.bench.problems import images
 from lrrn.learning import Contrastive, Data, FreeEnergy, Margin, Settings, Trainer, fit_many
+from lrrn.learning.captured import BURST
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.step import Step
 from lrrn.qp import BoxQP
 from lrrn.solvers import solve
+from lrrn.solvers._half_precision import ON_CHIP
 from lrrn.solvers.accelerated import Accelerated
 from lrrn.solvers.base import recompute
 
 ERROR = 1e-4
 WARM = 0.05
 """Seconds of launches before the first that is timed: a device that was idle takes as long to get going."""
+EPOCH = 128
+"""Steps of an epoch to time some of; more than are ever taken in a row."""
 CASES = [((784, 64, 64, 10), n) for n in (16, 256, 4096, 60_000)] + [
     ((784, 256, 256, 10), 256),
     ((784, 256, 256, 10), 4096),
@@ -44,8 +49,12 @@ CASES = [((784, 64, 64, 10), n) for n in (16, 256, 4096, 60_000)] + [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=f"some of {', '.join(SECTIONS)}; all if not given")
-    parser.add_argument("--model", type=Path, help="a saved classifier with 784 inputs: real weights beside random ones")
+    parser.add_argument(
+        "--model", type=Path, action="append", default=[], help="a saved classifier with 784 inputs: real weights; repeatable"
+    )
     parser.add_argument("--epochs", type=int, default=100, help="epochs of the whole training")
+    parser.add_argument("--work", type=Path, default=Path("out/runs-gpu"), help="folder for the runs of the reproduction")
+    parser.add_argument("--seconds", type=float, default=1200, help="when to interrupt the reproduction; the next call goes on")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -56,6 +65,7 @@ def main() -> None:
         if name not in SECTIONS:
             parser.error(f"there is no section {name!r}; choose from {', '.join(SECTIONS)}")
         began = time.perf_counter()
+        options.earlier = report.get(name)
         report[name] = SECTIONS[name](options)
         print(name, f"{time.perf_counter() - began:.0f} s", flush=True)
         if options.json:
@@ -184,9 +194,10 @@ def solving(options: argparse.Namespace) -> list[dict[str, Any]]:
     easy = conditioned(lrrn.LRRN((784, 64, 64, 10), generator=generator(), device="cuda"), 10.0)
     cases = [("random weights, scaled", easy, n) for n in (16, 256, 4096, 60_000)]
     cases += [("random weights", lrrn.LRRN(sizes, generator=generator(), device="cuda"), n) for sizes, n in CASES]
-    if options.model:
-        trained = lrrn.load(options.model).network_.to("cuda")
-        cases += [("trained weights", trained, n) for n in (16, 256, 4096, 60_000)]
+    for path in options.model:
+        trained = lrrn.load(path).network_.to("cuda")
+        batches = (16, 256, 4096, 60_000) if sum(trained.sizes[1:-1]) <= ON_CHIP else (256, 4096)
+        cases += [("trained weights", trained, n) for n in batches]
     for constraint in ("box", "free"):
         net = lrrn.LRRN((784, 64, 64, 10), constraint=constraint, generator=generator(), device="cuda")
         cases.append((f"random weights, {constraint} units", net, 60_000))
@@ -237,7 +248,7 @@ def batch_of(n: int) -> Data:
 
 
 def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time a captured training step, optimiser included."""
+    """Time a captured training step, optimiser included: a graph of several, as in training, over their number."""
     rows = []
     for objective, sizes, batch, optimizer in (
         (Contrastive(), (784, 64, 64, 10), 10, "adam"),
@@ -249,21 +260,21 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
         (Margin(adversarial_eps=1.0), (784, 2048, 10), 256, "adamw"),
     ):
         net = lrrn.LRRN(sizes, generator=generator(), device="cuda")
-        data, flat = batch_of(96 * batch), FlatParameters(net)
+        data, flat = batch_of(EPOCH * batch), FlatParameters(net)
         of_step = Step(net, objective, Settings(optimizer=optimizer, learning_rate=1e-3, batch_size=batch), flat)
         net.aim = of_step.aim
         with flat.attached():
             of_step.begin()
             captured = of_step.captured(data, 0)
             of_step.set_rate(captured.rate)
-            order = torch.arange(96 * batch).view(96, batch)
-            captured.begin(order, [1e-3] * 96, 0, 0)
+            order = torch.arange(EPOCH * batch).view(EPOCH, batch)
+            captured.begin(order, [1e-3] * EPOCH, 0, 0)
             _, (samples, _, missed) = captured.run(16)
             with captured._side_stream():
                 net.fixed_sweeps = captured.sweeps
-                graph = captured._graph()
-                microseconds = median(graph.replay, 40, captured._clock.rewind)
-                parts = by_kernel(graph.replay)
+                graph = captured.graph(BURST)
+                microseconds = median(graph.replay, 40, captured._clock.rewind) / BURST
+                parts = by_kernel(graph.replay, BURST)
         kind = "Margin, adversarial" if getattr(objective, "adversarial_eps", 0) else type(objective).__name__
         name = f"{kind}, {'-'.join(map(str, sizes))}"
         row = {"step": name, "optimizer": optimizer, "batch": batch, "us": microseconds, "sweeps": captured.sweeps}
@@ -271,8 +282,8 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def by_kernel(launch: Callable[[], Any], repeats: int = 10) -> dict[str, float]:
-    """Return the microseconds that each kernel takes in one launch of a graph, the longest first."""
+def by_kernel(launch: Callable[[], Any], steps: int, repeats: int = 10) -> dict[str, float]:
+    """Return the microseconds that each kernel takes in a step, the longest first; a launch takes ``steps`` of them."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         for _ in range(repeats):
             launch()
@@ -281,14 +292,14 @@ def by_kernel(launch: Callable[[], Any], repeats: int = 10) -> dict[str, float]:
     for event in found.events() or ():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             name = event.name.split("<")[0].removeprefix("void ")[:60]
-            times[name] = times.get(name, 0.0) + (event.time_range.end - event.time_range.start) / repeats
+            times[name] = times.get(name, 0.0) + (event.time_range.end - event.time_range.start) / (repeats * steps)
     return {name: round(us, 1) for name, us in sorted(times.items(), key=lambda part: -part[1])}
 
 
 def many(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Train 1, 4 and 16 networks at once for an epoch of 2,000 steps."""
-    data, rows = batch_of(20_000), []
-    for count in (1, 1, 4, 16):  # the first warms up
+    """Train 1, 4, 16 and 32 networks at once for an epoch of 10,000 steps."""
+    data, rows = batch_of(100_000), []
+    for count in (1, 1, 4, 16, 32):  # the first warms up
         nets = [lrrn.LRRN((784, 64, 64, 10), generator=generator(seed), device="cuda") for seed in range(count)]
         trainers = [Trainer(net, Contrastive(), Settings(epochs=1, learning_rate=0.1)) for net in nets]
         began = time.perf_counter()
@@ -310,12 +321,34 @@ def paper(options: argparse.Namespace) -> dict[str, Any]:
     return show({**found, "an epoch": record["seconds"], "sweeps": record["sweeps"], "unconverged": record["unconverged"]})
 
 
+def reproduction(options: argparse.Namespace) -> dict[str, Any]:
+    """Reproduce the paper's tables, in as many parts as it takes: a call goes on where the last one was interrupted."""
+    output = options.work / "report"
+    command = [sys.executable, "-m", "lrrn", "reproduce", "all", "--device", "cuda", "--no-download"]
+    began = time.perf_counter()
+    process = subprocess.Popen([*command, "--work", str(options.work), "--output", str(output)])
+    try:
+        process.wait(options.seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    part = {"seconds": time.perf_counter() - began, "exit": process.returncode}
+    parts = [*(options.earlier or {"parts": []})["parts"], part]
+    found = {"parts": parts, "seconds": sum(part["seconds"] for part in parts), "finished": process.returncode == 0}
+    if process.returncode == 0:
+        results = json.loads((output / "results.json").read_text())
+        verdicts = [comparison["verdict"] for comparison in results["comparisons"]]
+        found |= {"runs": len(results["runs"]), "verdicts": {verdict: verdicts.count(verdict) for verdict in set(verdicts)}}
+    return show(found)
+
+
 SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "tests": tests,
     "solving": solving,
     "steps": steps,
     "many": many,
     "paper": paper,
+    "reproduction": reproduction,
 }
 
 

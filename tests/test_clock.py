@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lrrn.learning import clock as module
+from lrrn.learning.captured import BURST, until_look
 from lrrn.learning.clock import StepClock
 
 
@@ -34,3 +35,9 @@ def test_steps_are_announced_one_after_the_other(clock):
     clock.rewind()
     clock.tick()
     assert torch.equal(clock.rows.cpu(), order[0]) and int(clock.moment) == 2**33 + 5
+
+
+def test_looks_become_rarer_and_graphs_fit_in_between():
+    steps = [until_look(moment) for moment in (0, 255, 256, 4095, 4096, 10**9)]
+    assert steps == sorted(steps) and steps[0] < steps[2] < steps[4] == steps[5]
+    assert all(count % BURST == 0 for count in steps)

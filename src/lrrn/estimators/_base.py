@@ -16,6 +16,7 @@ from torch import Tensor
 from lrrn import ranks
 from lrrn.bounds import LipschitzBound
 from lrrn.certify import energy_interval
+from lrrn.devices import choose_device
 from lrrn.learning import Data, Objective, Settings, Trainer
 from lrrn.learning.checkpoint import peek
 from lrrn.learning.objectives import FreeEnergy
@@ -284,17 +285,6 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         if not self.standardize:
             return bound
         return LipschitzBound((*bound.per_layer, 1 / self.scale_in_ * (1 + 4 * EPS)), bound.method)
-
-
-def choose_device(name: str) -> torch.device:
-    """Turn "auto", "cpu" or "cuda" into a device that exists."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
-        raise ValueError(f"unknown device {name!r}; use 'auto', 'cpu' or 'cuda'")
-    if name != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} was asked for and no CUDA device is available; use 'cpu' or 'auto'")
-    return torch.device(name)
 
 
 def split_off_validation(

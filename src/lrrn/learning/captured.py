@@ -1,8 +1,8 @@
-"""The fast way through training on a CUDA device: a whole step as one graph, so that nothing waits for Python.
+"""The fast way through training on a CUDA device: whole steps as one graph, so that nothing waits for Python.
 
 The solves of a captured step take a fixed number of sweeps and count on the device what they miss. Every so many steps the
-counts are looked at, and the number of sweeps goes up or down a ladder; one graph is kept for each rung. Before a rung is
-taken, it is tried on a batch without learning from it.
+counts are looked at, and the number of sweeps goes up or down a ladder; graphs are kept for each rung. Before a rung is taken,
+it is tried on a batch without learning from it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from lrrn.qp import QPSolution
 
 LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 """Sweeps a phase may take; where the last are not enough, steps go the general way."""
-LOOKS, EARLY = (8, 64), 256
-"""Steps between two looks at the counts: among the first so many of training, where weights change fast, and later."""
+LOOKS = ((0, 8), (256, 64), (4096, 512))
+"""From which step of training on, and how many steps lie between two looks at the counts: weights change fast at first."""
+BURST = 8
+"""Steps of a graph: a launch is not free, least of all where many networks train at once."""
 SHORT = 2e-3
 """Share of samples above the aim from which on sweeps are too few."""
 SAFETY = 0.25
@@ -35,7 +37,7 @@ _capturing = threading.Lock()
 
 def until_look(moment: int) -> int:
     """Return how many steps to take from a moment of training before the next look at the counts."""
-    return LOOKS[0] if moment < EARLY else LOOKS[1]
+    return next(steps for since, steps in reversed(LOOKS) if moment >= since)
 
 
 @final
@@ -73,7 +75,7 @@ class DeviceCounts:
 
 @final
 class CapturedSteps:
-    """Runs of training steps on a CUDA device, each step one launch.
+    """Runs of training steps on a CUDA device, some steps a launch.
 
     Parameters
     ----------
@@ -115,7 +117,7 @@ class CapturedSteps:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._counts = DeviceCounts(aim, device)
         self._stream = torch.cuda.Stream(device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._warm = 0
         self.rate = self._clock.rate
         self.sweeps = sweeps
@@ -135,12 +137,14 @@ class CapturedSteps:
             if not self.sweeps:
                 self.sweeps = next((rung for rung in LADDER if self._suffices(rung)), LADDER[-1])
             self._net.fixed_sweeps = self.sweeps
-            for _ in range(steps):
-                if self._warm < WARM_UP:
-                    self._step()
-                    self._warm += 1
-                else:
-                    self._graph().replay()
+            left = steps
+            while left and self._warm < WARM_UP:
+                self._step()
+                self._warm, left = self._warm + 1, left - 1
+            for size in (BURST, 1):
+                for _ in range(left // size):
+                    self.graph(size).replay()
+                left %= size
             loss = float(self._loss)
             self._loss.zero_()
             samples, spent, missed, short = self._counts.take()
@@ -167,9 +171,9 @@ class CapturedSteps:
         self._loss.add_(self._slopes(clock.rows, clock.moment), alpha=len(clock.rows))
         self._update()
 
-    def _graph(self) -> torch.cuda.CUDAGraph:
-        """Return the graph of a step at the present number of sweeps."""
-        if self.sweeps not in self._graphs:
+    def graph(self, steps: int) -> torch.cuda.CUDAGraph:
+        """Return the graph of so many steps at the present number of sweeps."""
+        if (self.sweeps, steps) not in self._graphs:
             graph = torch.cuda.CUDAGraph()
             others = next(iter(self._graphs.values()), None)
             pool = None if others is None else others.pool()
@@ -177,9 +181,10 @@ class CapturedSteps:
             with _capturing:
                 torch.cuda.synchronize(self._device)
                 with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-                    self._step()
-            self._graphs[self.sweeps] = graph
-        return self._graphs[self.sweeps]
+                    for _ in range(steps):
+                        self._step()
+            self._graphs[self.sweeps, steps] = graph
+        return self._graphs[self.sweeps, steps]
 
     def _suffices(self, sweeps: int) -> bool:
         """Try a number of sweeps on a batch of this epoch."""

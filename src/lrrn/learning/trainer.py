@@ -166,7 +166,7 @@ class Trainer:
         counts.samples = counts.sweeps = counts.missed = 0
         self._shared, self._saved = position.step, time.monotonic()
         if self._captured is not None:
-            self._captured_epoch(self._captured, batches, counts, bar, identity)
+            self._captured_epoch(self._captured, order, batches, counts, bar, identity)
         for rows in batches[position.step :]:
             moment = position.epoch * n_steps + position.step
             self._step.set_rate(settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)))
@@ -180,6 +180,7 @@ class Trainer:
     def _captured_epoch(
         self,
         captured: CapturedSteps,
+        order: Tensor,
         batches: Sequence[Tensor],
         counts: SolveCounts,
         bar: ProgressBar,
@@ -191,7 +192,8 @@ class Trainer:
         before = position.epoch * n_steps
         moments = range(before, before + whole)
         rates = [settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)) for moment in moments]
-        captured.begin(torch.stack(list(batches[:whole])), rates, position.step, before + position.step)
+        rows = order[: whole * settings.batch_size].view(whole, settings.batch_size)
+        captured.begin(rows, rates, position.step, before + position.step)
         self._step.set_rate(captured.rate)
         while position.step < whole:
             steps = min(until_look(before + position.step), whole - position.step)

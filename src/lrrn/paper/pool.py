@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lrrn.estimators._base import choose_device
+from lrrn.devices import choose_device
 from lrrn.paper.runs import Run, execute, finished, is_trained, train
 from lrrn.storage import write_bytes
 

@@ -180,10 +180,16 @@ def _preface(item: str, quick: bool, results: Results) -> list[str]:
     total = sum(part["training"] + part["measuring"] for part in measured)
     alone = sum(part.get("undisturbed training", part["training"]) + part["measuring"] for part in measured)
     command = f"lrrn reproduce {item}{' --quick' if quick else ''}"
+    on_device = sum(result["device"] != "cpu" for result in results.by_run.values())
+    times = (
+        f"{on_device} of them side by side on a CUDA device"
+        if on_device
+        else f"whose wall times add up to {total / 60:.0f} minutes, or {alone / 60:.0f} at the pace of the fastest tenth of "
+        "each run's epochs, when nothing else slowed it down; two cores need about half of that"
+    )
     text = [
-        f"Made by `{command}`: {len(measured)} training runs, whose wall times add up to {total / 60:.0f} minutes, or "
-        f"{alone / 60:.0f} at the pace of the fastest tenth of each run's epochs, when nothing else slowed it down; two cores "
-        "need about half of that. Verdicts are computed. A figure of ours is the mean over seeds where there are several."
+        f"Made by `{command}`: {len(measured)} training runs, {times}. "
+        "Verdicts are computed. A figure of ours is the mean over seeds where there are several."
     ]
     unfinished = sum(reason == UNFINISHED for reason in results.reasons.values())
     if unfinished:

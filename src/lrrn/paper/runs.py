@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from lrrn import datasets
+from lrrn.devices import choose_device
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
 from lrrn.learning import Trainer
 from lrrn.paper.measures import measure_classifier, measure_energies
@@ -193,7 +194,7 @@ def execute(run: Run, folder: Path, root: Path | None, device: str = "cpu", down
         "tests": len(X_test),
         "seconds": {"training": seconds, "measuring": time.perf_counter() - start},
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-        "device": str(model.network_.W[0].device),
+        "device": str(choose_device(device)),
     }
     write_bytes(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     return result
@@ -238,7 +239,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     X, y = training_data(run, root, download)
     X_test, y_test = test_data(run.data, run.scale, root, download)
-    images, labels = torch.from_numpy(X_test), torch.from_numpy(y_test)
+    images, labels = torch.from_numpy(X_test).to(choose_device(device)), torch.from_numpy(y_test)
 
     def watch(trainer: Trainer, record: dict[str, Any]) -> None:
         net = trainer.net

@@ -134,6 +134,7 @@ def sweep(
     rates_ptr,
     g_ptr,
     residual_ptr,
+    spent_ptr,
     n,
     dim,
     lo_stride,
@@ -144,7 +145,7 @@ def sweep(
     TILE: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """Improve z by rounds of :func:`refine`; a tile of samples stays on chip.
+    """Improve z by rounds of :func:`refine`, and write how many steps there were; a tile of samples stays on chip.
 
     ``unit_ptr`` holds diag(H)^-1/2, ``high_ptr`` and ``low_ptr`` the halves of A, ``move_ptr`` I - A / L, and ``rates_ptr``
     1 / L and the momentum. The width is padded to a power of two. With ``CHECK``, H z - q and the norm of the KKT residual are
@@ -167,6 +168,7 @@ def sweep(
     out = tl.minimum(tl.maximum(z * unit, floor), ceiling)
     out = tl.where(z <= lo, floor, tl.where(z >= hi, ceiling, out))
     tl.store(z_ptr + place, out, mask=inside)
+    tl.store(spent_ptr + rows, tl.zeros((TILE,), tl.int64) + rounds * steps, mask=rows < n)
     if CHECK:
         g = slope(out / unit, q, high_ptr, low_ptr, square) / unit
         tl.store(g_ptr + place, g, mask=inside)

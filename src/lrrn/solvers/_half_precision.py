@@ -105,37 +105,32 @@ class Tiles:
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
-        rounds, steps = rounds_and_steps(sweeps)
         if self.refines:
             self._found = torch.empty_like(z), torch.empty(n, dtype=torch.float64, device=z.device)
-            self._launch(qp.q.contiguous(), z, qp.lo.contiguous(), qp.hi.contiguous(), rounds, steps, self._found)
+            spent = self._launch(qp.q.contiguous(), z, qp.lo.contiguous(), qp.hi.contiguous(), sweeps, self._found)
         else:
             size = torch.linalg.vector_norm(g, dim=-1, keepdim=True, ord=float("inf")).clamp(min=1e-300)
             correction = torch.zeros((n, dim), dtype=torch.float32, device=z.device)
             lo, hi = (((bound - z) / size).float() for bound in (qp.lo, qp.hi))
-            self._launch((-g / size).float(), correction, lo, hi, rounds, steps)
+            spent = self._launch((-g / size).float(), correction, lo, hi, sweeps)
             moved = qp.project(torch.addcmul(z, correction.double(), size))
             # what is on a bound must be so to the last bit
             z.copy_(torch.where(correction <= lo, qp.lo, torch.where(correction >= hi, qp.hi, moved)))
-        return torch.full((n,), rounds * steps, dtype=torch.int64, device=z.device)
+        return spent
 
     def _launch(
-        self,
-        q: Tensor,
-        z: Tensor,
-        lo: Tensor,
-        hi: Tensor,
-        rounds: int,
-        steps: int,
-        found: tuple[Tensor, Tensor] | None = None,
-    ) -> None:
+        self, q: Tensor, z: Tensor, lo: Tensor, hi: Tensor, sweeps: int, found: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Improve z, and return how many sweeps each sample took."""
         n, dim = z.shape
+        spent = torch.empty(n, dtype=torch.int64, device=z.device)
         width = self._matrices[1].shape[0]
         tile, warps = tile_and_warps(n)
         strides = (0 if len(bound) == 1 else dim for bound in (lo, hi))
-        arrays = (q, z, lo, hi, *self._matrices, *((z, z) if found is None else found))
+        arrays = (q, z, lo, hi, *self._matrices, *((z, z) if found is None else found), spent)
         shape = {"WIDTH": width, "TILE": tile, "CHECK": found is not None, "num_warps": warps}
-        _kernels().sweep[(-(-n // tile),)](*arrays, n, dim, *strides, rounds, steps, **shape)
+        _kernels().sweep[(-(-n // tile),)](*arrays, n, dim, *strides, *rounds_and_steps(sweeps), **shape)
+        return spent
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
         found, self._found = self._found, None
