@@ -79,6 +79,8 @@ BASELINES: dict[str, Recipe] = {
 """Arguments of the learners in lrrn.paper.baselines."""
 
 CHANGES: dict[tuple[str, str], Recipe] = {
+    ("mnist", "paper_a"): {"margin": 0.6, "temperature": 0.1, "adversarial_eps": 0.8},
+    ("mnist", "paper_b"): {"margin": 1.2, "temperature": 0.1, "adversarial_eps": 1.2},
     ("fashion_mnist", "wide"): {"hidden_sizes": (1024,), "margin": 2.4, "temperature": 0.25, "adversarial_eps": 0.8},
     ("fashion_mnist", "accurate"): {"hidden_sizes": (1024,), "margin": 0.4, "adversarial_eps": 0.4, "shifts": 0},
 }

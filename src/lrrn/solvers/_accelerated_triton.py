@@ -176,6 +176,14 @@ def sweep(
 
 
 @triton.jit
+def this_row(dim, WIDTH: tl.constexpr):
+    """Return the program's sample, its units with those added to fill a power of two, which of them exist, and their places."""
+    row = tl.program_id(0).to(tl.int64)
+    units = tl.arange(0, WIDTH)
+    return row, units, units < dim, row * dim + units
+
+
+@triton.jit
 def is_finite(v):
     """Whether no number of a row is infinite or none."""
     return tl.max(tl.where(tl.abs(v) < float("inf"), 0, 1)) == 0
@@ -197,10 +205,7 @@ def begin_relax(
 
     ``lead_ptr`` holds how far its point ahead is ahead, in scaled units; it is read with ``LEADS`` only.
     """
-    row = tl.program_id(0).to(tl.int64)
-    units = tl.arange(0, WIDTH)
-    inside = units < dim
-    place = row * dim + units
+    row, units, inside, place = this_row(dim, WIDTH)
     unit = tl.load(unit_ptr + units, mask=inside, other=1.0)
     z = tl.load(z_ptr + place, mask=inside, other=0.0)
     slope = tl.load(g_ptr + place, mask=inside, other=0.0) * (unit * tl.load(inverse_ptr))
@@ -224,10 +229,7 @@ def end_relax(
     dim, lo_stride, hi_stride, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Add the correction of one sample to z, and keep its momentum; if it is not finite, z stays and momentum begins anew."""
-    row = tl.program_id(0).to(tl.int64)
-    units = tl.arange(0, WIDTH)
-    inside = units < dim
-    place = row * dim + units
+    row, units, inside, place = this_row(dim, WIDTH)
     z = tl.load(z_ptr + place, mask=inside, other=0.0)
     lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
     hi = tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0)
@@ -251,10 +253,7 @@ def relax(product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, d
 
     Momentum restarts where it points uphill. ``t_ptr`` holds its state, one number a sample.
     """
-    row = tl.program_id(0).to(tl.int64)
-    units = tl.arange(0, WIDTH)
-    inside = units < dim
-    place = row * dim + units
+    row, _, inside, place = this_row(dim, WIDTH)
     ahead = tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32)
     product = tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32)
     push = tl.load(push_ptr + place, mask=inside, other=0.0)
@@ -282,10 +281,7 @@ def begin_conjugate(
 
     ``kept_ptr`` holds the direction of the last call; it is read with ``KEPT`` only.
     """
-    row = tl.program_id(0).to(tl.int64)
-    units = tl.arange(0, WIDTH)
-    inside = units < dim
-    place = row * dim + units
+    row, units, inside, place = this_row(dim, WIDTH)
     lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
     hi = tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0)
     free = inside & (lo < hi)
@@ -312,10 +308,7 @@ def end_conjugate(
     z_ptr, unit_ptr, kept_ptr, direction_ptr, moved_ptr, size_ptr, dim, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Add the correction of one sample to z, and keep its direction; where it is not finite, z stays and nothing is kept."""
-    row = tl.program_id(0).to(tl.int64)
-    units = tl.arange(0, WIDTH)
-    inside = units < dim
-    place = row * dim + units
+    row, units, inside, place = this_row(dim, WIDTH)
     z = tl.load(z_ptr + place, mask=inside, other=0.0)
     size = tl.load(size_ptr + row)
     unit = tl.load(unit_ptr + units, mask=inside, other=0.0)
@@ -329,10 +322,7 @@ def end_conjugate(
 @triton.jit(do_not_specialize=["dim"])
 def judge(z_ptr, q_ptr, lo_ptr, hi_ptr, g_ptr, residual_ptr, dim, lo_stride, hi_stride, WIDTH: tl.constexpr):
     """Turn H z of one sample, in ``g_ptr``, into H z - q, and write the norm of the KKT residual, in float64."""
-    row = tl.program_id(0).to(tl.int64)
-    units = tl.arange(0, WIDTH)
-    inside = units < dim
-    place = row * dim + units
+    row, units, inside, place = this_row(dim, WIDTH)
     z = tl.load(z_ptr + place, mask=inside, other=0.0)
     lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
     hi = tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0)
@@ -354,10 +344,7 @@ def conjugate(product_ptr, half_ptr, direction_ptr, left_ptr, moved_ptr, mask_pt
     ``state_ptr`` holds two numbers a sample: the squared norm of what is left of the right-hand side, and what the direction
     was divided by to become its half-precision copy.
     """
-    row = tl.program_id(0).to(tl.int64)
-    units = tl.arange(0, WIDTH)
-    inside = units < dim
-    place = row * dim + units
+    row, _, inside, place = this_row(dim, WIDTH)
     free = tl.load(mask_ptr + place, mask=inside, other=0) != 0
     before = tl.load(state_ptr + 2 * row)
     shrink = tl.load(state_ptr + 2 * row + 1)
