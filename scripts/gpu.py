@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -18,18 +19,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
 import torch
 from torch.nn import functional
 
 import lrrn
 from lrrn.bench.problems import images
 from lrrn.learning import Contrastive, Data, FreeEnergy, Margin, Settings, Trainer, fit_many
-from lrrn.learning.captured import BURST
+from lrrn.learning.captured import BURSTS
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.step import Step
+from lrrn.paper.measures import measure_classifier
+from lrrn.paper.runs import DECAYS, Run
 from lrrn.qp import BoxQP
 from lrrn.solvers import solve
-from lrrn.solvers._half_precision import ON_CHIP
+from lrrn.solvers._half_precision import LONGEST, ON_CHIP
 from lrrn.solvers.accelerated import Accelerated
 from lrrn.solvers.base import recompute
 
@@ -139,8 +144,8 @@ def ours(qp: BoxQP, exact: torch.Tensor) -> dict[str, Any]:
     z, never = torch.zeros_like(qp.q), torch.zeros(qp.n_samples, dtype=torch.float64, device=qp.q.device)
     best: dict[str, Any] = {"us": None}
     refines = getattr(stepper, "refines", False)  # then one call has rounds of its own
-    for rounds in (1,) if refines else (1, 2, 3):
-        for sweeps in range(4, 400, 4):
+    for rounds in (1,) if refines else (1, 2, 3, 4, 6, 8, 12):
+        for sweeps in range(4, 400 if refines else LONGEST + 1, 4):
             answer: dict[str, torch.Tensor] = {}
 
             def work(rounds: int = rounds, sweeps: int = sweeps, answer: dict[str, torch.Tensor] = answer) -> None:
@@ -198,15 +203,16 @@ def solving(options: argparse.Namespace) -> list[dict[str, Any]]:
         trained = lrrn.load(path).network_.to("cuda")
         batches = (16, 256, 4096, 60_000) if sum(trained.sizes[1:-1]) <= ON_CHIP else (256, 4096)
         cases += [("trained weights", trained, n) for n in batches]
-    for constraint in ("box", "free"):
+    for name, constraint in (("units in [-0.1, 0.1]", (-0.1, 0.1)), ("free units", "free")):
         net = lrrn.LRRN((784, 64, 64, 10), constraint=constraint, generator=generator(), device="cuda")
-        cases.append((f"random weights, {constraint} units", net, 60_000))
+        cases.append((f"random weights, {name}", net, 60_000))
     rows = []
     for name, net, n in cases:
         x = images(n, 784, 1, torch.float32).to("cuda")
         qp = net.energy_snapshot(torch.float32).free(x)
         exact = solve(net.energy_snapshot(torch.float64).free(x.double()), tol=1e-11, max_sweeps=5000).z
-        row = {"weights": name, "units": qp.dim, "batch": n, "condition": condition(net)}
+        held = float(((exact <= qp.lo) | (exact >= qp.hi)).double().mean())
+        row = {"weights": name, "units": qp.dim, "batch": n, "condition": condition(net), "share at a bound": held}
         row |= {"lrrn": ours(qp, exact), "torch FISTA": fista(qp, exact)}
         if row["lrrn"]["us"]:
             row["million solves a second"] = n / row["lrrn"]["us"]
@@ -272,9 +278,10 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
             _, (samples, _, missed) = captured.run(16)
             with captured._side_stream():
                 net.fixed_sweeps = captured.sweeps
-                graph = captured.graph(BURST)
-                microseconds = median(graph.replay, 40, captured._clock.rewind) / BURST
-                parts = by_kernel(graph.replay, BURST)
+                graph = captured.graph(BURSTS[0])
+                microseconds = median(graph.replay, 20, captured._clock.rewind) / BURSTS[0]
+                captured._clock.rewind()
+                parts = by_kernel(graph.replay, BURSTS[0])
         kind = "Margin, adversarial" if getattr(objective, "adversarial_eps", 0) else type(objective).__name__
         name = f"{kind}, {'-'.join(map(str, sizes))}"
         row = {"step": name, "optimizer": optimizer, "batch": batch, "us": microseconds, "sweeps": captured.sweeps}
@@ -282,7 +289,7 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def by_kernel(launch: Callable[[], Any], steps: int, repeats: int = 10) -> dict[str, float]:
+def by_kernel(launch: Callable[[], Any], steps: int, repeats: int = 2) -> dict[str, float]:
     """Return the microseconds that each kernel takes in a step, the longest first; a launch takes ``steps`` of them."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         for _ in range(repeats):
@@ -297,28 +304,31 @@ def by_kernel(launch: Callable[[], Any], steps: int, repeats: int = 10) -> dict[
 
 
 def many(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Train 1, 4, 16 and 32 networks at once for an epoch of 10,000 steps."""
+    """Train 1, 4, 8, 16 and 32 networks, the last some at a time, for an epoch of 10,000 steps."""
     data, rows = batch_of(100_000), []
-    for count in (1, 1, 4, 16, 32):  # the first warms up
+    for count, at_once in ((1, 1), (1, 1), (4, 4), (8, 8), (16, 16), (32, 4), (32, 8), (32, 16)):  # the first warms up
         nets = [lrrn.LRRN((784, 64, 64, 10), generator=generator(seed), device="cuda") for seed in range(count)]
         trainers = [Trainer(net, Contrastive(), Settings(epochs=1, learning_rate=0.1)) for net in nets]
         began = time.perf_counter()
-        fit_many(trainers, data)
-        rows.append(show({"networks": count, "seconds": time.perf_counter() - began}))
+        fit_many(trainers, data, at_once=at_once)
+        rows.append(show({"networks": count, "at once": at_once, "seconds": time.perf_counter() - began}))
     return rows[1:]
 
 
 def paper(options: argparse.Namespace) -> dict[str, Any]:
-    """Train the paper's network on MNIST: 784-64-64-10, batch 10, contrastive."""
+    """Train the paper's network on MNIST as its Table 2 has it, twice for a few epochs to compare bits, and look at it."""
+    run = Run("contrastive", "mnist", decay=DECAYS[0])
     X, y = lrrn.datasets.load("mnist", "train")
     X_test, y_test = lrrn.datasets.load("mnist", "test")
-    model = lrrn.LRRNClassifier(epochs=options.epochs, batch_size=10, learning_rate=0.4, random_state=0, device="cuda")
+    short = [run.estimator(device="cuda", epochs=2).fit(X, y).network_ for _ in range(2)]
+    same = all(torch.equal(a, b) for a, b in zip(*(net.parameters() for net in short), strict=True))
     began = time.perf_counter()
-    model.fit(X, y)
+    model = run.estimator(device="cuda", epochs=options.epochs).fit(X, y)
     seconds = time.perf_counter() - began
-    record = model.history_[-1]
-    found = {"epochs": options.epochs, "seconds": seconds, "accuracy": model.score(X_test, y_test)}
-    return show({**found, "an epoch": record["seconds"], "sweeps": record["sweeps"], "unconverged": record["unconverged"]})
+    record, figures = model.history_[-1], measure_classifier(model, X_test, y_test, 0, 1.0, 0)
+    found = {"epochs": options.epochs, "seconds": seconds, "same bits again": same, "an epoch": record["seconds"]}
+    columns = {key: figures[key] for key in ("accuracy", "rho", "median margin", "delta")}
+    return show({**found, **columns, "sweeps": record["sweeps"], "unconverged": record["unconverged"]})
 
 
 def reproduction(options: argparse.Namespace) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from lrrn.learning import clock as module
-from lrrn.learning.captured import BURST, until_look
+from lrrn.learning.captured import BURSTS, STREAMS, own_stream, until_look
 from lrrn.learning.clock import StepClock
 
 
@@ -40,4 +43,19 @@ def test_steps_are_announced_one_after_the_other(clock):
 def test_looks_become_rarer_and_graphs_fit_in_between():
     steps = [until_look(moment) for moment in (0, 255, 256, 4095, 4096, 10**9)]
     assert steps == sorted(steps) and steps[0] < steps[2] < steps[4] == steps[5]
-    assert all(count % BURST == 0 for count in steps)
+    # an early look is as many steps as one graph has, a late one as many as several of the largest have
+    assert steps[0] in BURSTS and all(count % BURSTS[0] == 0 for count in steps[2:]) and BURSTS[-1] == 1
+
+
+def test_streams_are_shared_only_when_there_is_no_other(monkeypatch):
+    handles = cycle(range(100, 100 + STREAMS))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=next(handles)))
+    device = torch.device("cuda", 0)
+    given = [own_stream(device) for _ in range(STREAMS)]
+    assert len({stream.cuda_stream for stream, _ in given}) == len({id(lock) for _, lock in given}) == STREAMS
+    stream, lock = own_stream(device)
+    assert any(stream.cuda_stream == other.cuda_stream and lock is its for other, its in given)
+    # one that nobody owns any more is found again, wherever torch's counter stands
+    freed = given.pop(7)[0].cuda_stream
+    del stream, lock
+    assert own_stream(device)[0].cuda_stream == freed

@@ -208,7 +208,7 @@ def test_the_command_runs_in_processes_and_continues(root, tmp_path, monkeypatch
     assert again.exit_code == 0 and json.loads((tmp_path / "r.json").read_text())["comparisons"] == content["comparisons"]
 
 
-def test_on_a_device_all_runs_train_at_once_and_are_measured_afterwards(root, tmp_path, monkeypatch):
+def test_on_a_device_runs_train_side_by_side_and_are_measured_on_the_cores(root, tmp_path, monkeypatch):
     runs = [Run("contrastive", "mnist", decay=5e-5, seed=seed, scale=replace(TINY, closely=0)) for seed in range(3)]
     alone = {run: execute(run, tmp_path / "alone" / run.name, root) for run in runs}
     monkeypatch.setattr(pool, "choose_device", lambda name: torch.device("cuda"))

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import final
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 """Sweeps a phase may take; where the last are not enough, steps go the general way."""
 LOOKS = ((0, 8), (256, 64), (4096, 512))
 """From which step of training on, and how many steps lie between two looks at the counts: weights change fast at first."""
-BURST = 8
-"""Steps of a graph: a launch is not free, least of all where many networks train at once."""
+BURSTS = (64, 8, 1)
+"""Steps of a graph, the most that are wanted first: a launch is not free, least of all where many networks train at once."""
 SHORT = 2e-3
 """Share of samples above the aim from which on sweeps are too few."""
 SAFETY = 0.25
@@ -32,12 +33,33 @@ SAFETY = 0.25
 WARM_UP = 3
 """Steps taken as they are before the first graph is captured: libraries allocate and kernels compile in them."""
 
+STREAMS = 32
+"""As many streams does torch hand out before it begins with the first again."""
+
 _capturing = threading.Lock()
+_handing_out = threading.Lock()
+_owners: WeakValueDictionary[tuple[int | None, int], threading.Lock] = WeakValueDictionary()
+"""Locks of the streams in use, by device and handle."""
 
 
 def until_look(moment: int) -> int:
     """Return how many steps to take from a moment of training before the next look at the counts."""
     return next(steps for since, steps in reversed(LOOKS) if moment >= since)
+
+
+def own_stream(device: torch.device) -> tuple[torch.cuda.Stream, threading.Lock]:
+    """Return a stream that no other network trains on, and its lock; the lock must be held while anything is put on it.
+
+    What one thread puts on a stream that another captures would become part of the other's graph. Once all streams are in use,
+    one has several owners, and the lock keeps them apart.
+    """
+    with _handing_out:
+        for _ in range(STREAMS):
+            stream = torch.cuda.Stream(device)
+            key = device.index, stream.cuda_stream
+            if key not in _owners:
+                break
+        return stream, _owners.setdefault(key, threading.Lock())
 
 
 @final
@@ -116,7 +138,7 @@ class CapturedSteps:
         self._clock = StepClock(steps, batch_size, device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._counts = DeviceCounts(aim, device)
-        self._stream = torch.cuda.Stream(device)
+        self._stream, self._turn = own_stream(device)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._warm = 0
         self.rate = self._clock.rate
@@ -141,7 +163,7 @@ class CapturedSteps:
             while left and self._warm < WARM_UP:
                 self._step()
                 self._warm, left = self._warm + 1, left - 1
-            for size in (BURST, 1):
+            for size in BURSTS:
                 for _ in range(left // size):
                     self.graph(size).replay()
                 left %= size
@@ -157,13 +179,14 @@ class CapturedSteps:
         net, outer = self._net, torch.cuda.current_stream(self._device)
         before = net.report, net.fixed_sweeps
         net.report = self._counts
-        self._stream.wait_stream(outer)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            net.report, net.fixed_sweeps = before
-            outer.wait_stream(self._stream)
+        with self._turn:
+            self._stream.wait_stream(outer)
+            try:
+                with torch.cuda.stream(self._stream):
+                    yield
+            finally:
+                net.report, net.fixed_sweeps = before
+                outer.wait_stream(self._stream)
 
     def _step(self) -> None:
         clock = self._clock
@@ -177,12 +200,15 @@ class CapturedSteps:
             graph = torch.cuda.CUDAGraph()
             others = next(iter(self._graphs.values()), None)
             pool = None if others is None else others.pool()
-            # other threads may be training other networks meanwhile, but not capturing
+            # other threads may be training other networks meanwhile, but not capturing; torch.cuda.graph would have them wait
+            # until the device is idle and all garbage is collected
             with _capturing:
-                torch.cuda.synchronize(self._device)
-                with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
                     for _ in range(steps):
                         self._step()
+                finally:
+                    graph.capture_end()
             self._graphs[self.sweeps, steps] = graph
         return self._graphs[self.sweeps, steps]
 

@@ -16,6 +16,9 @@ from lrrn.learning.trainer import Trainer
 from lrrn.network import LRRN
 from lrrn.threads import workers
 
+MOST_ON_DEVICE = 8
+"""Networks that train at a time on a CUDA device: more of them wait for each other in Python, and are no faster in all."""
+
 
 def fit_many(
     trainers: Sequence[Trainer],
@@ -36,7 +39,7 @@ def fit_many(
     validate, resume
         As in :meth:`Trainer.fit`; ``validate`` is called from several threads.
     at_once : int, optional
-        How many to train at a time. Default: all on a CUDA device, elsewhere as many as there are threads.
+        How many to train at a time. Default: ``MOST_ON_DEVICE`` on a CUDA device, elsewhere as many as there are threads.
 
     Returns
     -------
@@ -56,7 +59,7 @@ def fit_many(
     if len(networks) != len(trainers):
         raise ValueError(f"every trainer needs a network of its own; {len(trainers)} trainers share {len(networks)}")
     if at_once is None:
-        at_once = max(1, len(trainers)) if any(part.x.is_cuda for part in parts) else workers()
+        at_once = MOST_ON_DEVICE if any(part.x.is_cuda for part in parts) else workers()
     if at_once < 1:
         raise ValueError(f"at_once must be at least 1; got {at_once}")
     with ThreadPoolExecutor(at_once, "lrrn-fit") as pool:

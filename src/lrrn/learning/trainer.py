@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lrrn import ranks, storage
 from lrrn.learning import checkpoint
+from lrrn.learning.batches import Batches
 from lrrn.learning.captured import CapturedSteps, until_look
 from lrrn.learning.checkpoint import Position
 from lrrn.learning.flat import FlatParameters
@@ -161,12 +162,12 @@ class Trainer:
         position, settings = self.position, self.settings
         self._began = time.perf_counter()
         order = self._order(len(data))
-        batches = order.split(settings.batch_size)
+        batches = Batches(order, settings.batch_size)
         n_steps = len(batches)
         counts.samples = counts.sweeps = counts.missed = 0
         self._shared, self._saved = position.step, time.monotonic()
         if self._captured is not None:
-            self._captured_epoch(self._captured, order, batches, counts, bar, identity)
+            self._captured_epoch(self._captured, batches, counts, bar, identity)
         for rows in batches[position.step :]:
             moment = position.epoch * n_steps + position.step
             self._step.set_rate(settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)))
@@ -180,20 +181,18 @@ class Trainer:
     def _captured_epoch(
         self,
         captured: CapturedSteps,
-        order: Tensor,
-        batches: Sequence[Tensor],
+        batches: Batches,
         counts: SolveCounts,
         bar: ProgressBar,
         identity: dict[str, Any],
     ) -> None:
         """Take the steps of an epoch that have a full batch, until the graph's sweeps are not enough."""
         position, settings, n_steps = self.position, self.settings, len(batches)
-        whole = n_steps if len(batches[-1]) == settings.batch_size else n_steps - 1
+        whole = len(batches.full)
         before = position.epoch * n_steps
         moments = range(before, before + whole)
         rates = [settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)) for moment in moments]
-        rows = order[: whole * settings.batch_size].view(whole, settings.batch_size)
-        captured.begin(rows, rates, position.step, before + position.step)
+        captured.begin(batches.full, rates, position.step, before + position.step)
         self._step.set_rate(captured.rate)
         while position.step < whole:
             steps = min(until_look(before + position.step), whole - position.step)

@@ -12,14 +12,15 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lrrn.devices import choose_device
-from lrrn.paper.runs import Run, execute, finished, is_trained, train
+from lrrn.learning.many import MOST_ON_DEVICE
+from lrrn.paper.runs import Run, execute, finished, train
 from lrrn.storage import write_bytes
 
 POLL = 0.2
@@ -50,14 +51,28 @@ def carry_out(runs: Sequence[Run], work: Path, jobs: int, root: Path | None, dev
         Runs that failed, and why.
     """
     ordered = sorted(dict.fromkeys(runs), key=lambda run: -_cost(run))
-    failed: dict[Run, str] = {}
-    if choose_device(device).type == "cuda":
-        # small networks leave most of a device idle: seeds and rows train side by side, and are measured afterwards
-        failed = in_threads(ordered, work, train, (root, device, download), lambda run, folder: is_trained(folder))
-    left = [run for run in ordered if run not in failed]
-    return failed | in_processes(
-        left, work, jobs, execute, (root, device, download), lambda run, folder: finished(run, folder) is not None
-    )
+    arguments = (root, device, download)
+
+    def is_finished(run: Run, folder: Path) -> bool:
+        return finished(run, folder) is not None
+
+    if choose_device(device).type != "cuda":
+        return in_processes(ordered, work, jobs, execute, arguments, is_finished)
+    # small networks leave most of a device idle: several train side by side, and the cores measure those that are trained;
+    # streams that share a connection wait for each other, and CUDA reads how many there are when it begins
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    lanes, cores = Semaphore(MOST_ON_DEVICE), Semaphore(jobs)
+
+    def train_and_measure(run: Run, folder: Path, stop: Event) -> None:
+        with lanes:
+            if not stop.is_set():
+                train(run, folder, *arguments, stop)
+        with cores:
+            if not stop.is_set():
+                _in_child(execute, run, folder, arguments, stop)
+
+    with _one_thread_each():
+        return in_threads(ordered, work, train_and_measure, (), is_finished)
 
 
 def in_threads(
@@ -168,6 +183,20 @@ def in_processes(
                 process.join()
             raise
     return failed
+
+
+def _in_child(execute: Callable[..., Any], run: Task, folder: Path, arguments: tuple[Any, ...], stop: Event) -> None:
+    """Carry out a run in a process of its own, from a thread: raise what it fails with, and pass on that it is to stop."""
+    child = multiprocessing.get_context("spawn").Process(target=_child, args=(execute, run, folder, *arguments), name=run.name)
+    child.start()
+    while child.exitcode is None:
+        child.join(POLL)
+        if stop.is_set() and child.pid is not None and child.is_alive():
+            os.kill(child.pid, signal.SIGINT)
+            child.join()
+            raise KeyboardInterrupt
+    if child.exitcode:
+        raise RuntimeError(_reason(folder, child.exitcode))
 
 
 def _cost(run: Run) -> float:

@@ -91,8 +91,13 @@ def refine(
     """
     inverse = tl.load(rates_ptr)
     momentum = tl.load(rates_ptr + 1)
+    # most solves begin at zero, where no product is needed
+    away = tl.max(tl.max(tl.abs(z), axis=1), axis=0) > 0
     for _ in range(rounds):
-        g = slope(z, q, high_ptr, low_ptr, square)
+        g = -q
+        if away:
+            g = slope(z, q, high_ptr, low_ptr, square)
+        away = True
         step = tl.minimum(tl.maximum(z - g * inverse, lo), hi) - z
         size = tl.max(tl.abs(step), axis=1)
         size = tl.where(size > 0, size, 1.0)[:, None]
