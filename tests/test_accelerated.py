@@ -15,7 +15,7 @@ from oracles import random_input, random_network
 
 @pytest.mark.parametrize("n", [1, 3, 40])
 @pytest.mark.parametrize("times", [0, 3, 8])
-def test_powers_bound_the_largest_eigenvalue_from_above(n, times):
+def test_powers_bound_the_largest_eigenvalue(n, times):
     generator = torch.Generator().manual_seed(n)
     root = torch.randn(n, n, dtype=torch.float64, generator=generator)
     for scale in (1e-20, 1.0, 1e20):
@@ -23,7 +23,17 @@ def test_powers_bound_the_largest_eigenvalue_from_above(n, times):
         exact = float(torch.linalg.eigvalsh(a)[-1])
         bound = float(largest_by_squaring(a, times))
         assert exact * (1 - 1e-12) <= bound <= exact * n ** (1 / 2 ** (times + 1)) * (1 + 1e-12)
+        below = float(largest_by_squaring(a, times, from_below=True))
+        assert times == 0 or exact * n ** (-1 / 2**times) * (1 - 1e-12) <= below <= exact * (1 + 1e-12)
     assert float(largest_by_squaring(torch.zeros(n, n), times)) < 1e-30
+
+
+def test_an_eigenvalue_that_occurs_often_is_found_from_below():
+    values = torch.cat([torch.full((900,), 1.0), torch.linspace(0.0, 0.95, 100)])
+    basis, _ = torch.linalg.qr(torch.randn(1000, 1000, generator=torch.Generator().manual_seed(0)))
+    a = (basis * values) @ basis.mT
+    assert float(largest_by_squaring(a, 8, from_below=True)) == pytest.approx(1.0, abs=1e-5)
+    assert float(largest_by_squaring(a, 8)) > 1.01
 
 
 def problem(sizes, n, dtype, device, **options):
@@ -226,3 +236,32 @@ def test_the_smallest_eigenvalue_is_found_within_a_third(on_chip, scale):
     exact = float(torch.linalg.eigvalsh(high.double() + low.double())[0])
     found = float((1 - momentum) / (1 + momentum)) ** 2 / float(inverse)
     assert exact / 1.3 <= found <= exact * 1.3
+
+
+@pytest.mark.parametrize("scale", [4.0, 12.0])  # conditions of 50 and 450
+def test_momentum_of_wide_solves_is_what_their_condition_asks_for(in_rows, scale):
+    options = {"beta": (1.0, 0.0), "output_constraint": "free", "scale": scale}
+    qp = problem((30, 150, 4), 4, torch.float32, in_rows, **options)
+    values = torch.linalg.eigvalsh(qp.hessian.dense().double())
+    root = math.sqrt(float(values[0] / values[-1]))
+    momentum = float(_half_precision.most_momentum(qp.hessian))
+    # the root of a condition number that is wrong by a factor of 1.5
+    assert (1 - 1.23 * root) / (1 + 1.23 * root) <= momentum <= (1 - root / 1.23) / (1 + root / 1.23)
+    assert solve(qp, solver="accelerated", tol=1e-6).converged.all()
+
+
+def test_momentum_is_limited_from_the_second_call_on(in_rows, monkeypatch):
+    qp = problem((9, 20, 17, 4), 5, torch.float64, in_rows)
+    monkeypatch.setattr(_half_precision, "most_momentum", lambda h: torch.zeros((), device=h.device))
+    stepper, z = _half_precision.Rows(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
+    stepper.advance(qp, z, qp.gradient(z), 1, qp.scale)  # one step has no momentum yet
+    unit, _, inverse = _half_precision.half_and_rate(qp.hessian)
+    plain = z.clone()
+    for _ in range(6):
+        plain = qp.project(plain - inverse * unit**2 * qp.gradient(plain))
+    stepper.advance(qp, z, qp.gradient(z), 6, qp.scale)
+    torch.testing.assert_close(z, plain, rtol=0, atol=2e-3 * float(plain.abs().max()))
+    # and what it is without a limit is something else
+    free, w = _half_precision.Rows(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
+    free.advance(qp, w, qp.gradient(w), 7, qp.scale)
+    assert float((w - plain).abs().max()) > 2e-2 * float(plain.abs().max())

@@ -253,10 +253,14 @@ def end_relax(
 
 
 @triton.jit(do_not_specialize=["dim"])
-def relax(product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, dim, farthest, WIDTH: tl.constexpr):
+def relax(
+    product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, most_ptr, dim, farthest,
+    CAPPED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """Finish a step for one sample, given y A / L for its point y ahead: e <- clip(y - y A / L + push), and momentum.
 
-    Momentum restarts where it points uphill. ``t_ptr`` holds its state, one number a sample.
+    Momentum restarts where it points uphill. ``t_ptr`` holds its state, one number a sample; ``most_ptr``, read with ``CAPPED``
+    only, the most that it may be.
     """
     row, _, inside, place = this_row(dim, WIDTH)
     ahead = tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -271,6 +275,8 @@ def relax(product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, d
     t = tl.load(t_ptr + row)
     t_new = tl.where(uphill, 1.0, 0.5 * (1 + tl.sqrt(1 + 4 * t * t)))
     weight = tl.where(uphill, 0.0, (t - 1) / t_new)
+    if CAPPED:
+        weight = tl.minimum(weight, tl.load(most_ptr))
     next = tl.minimum(tl.maximum(new + weight * move, -farthest), farthest)
     tl.store(here_ptr + place, new, mask=inside)
     tl.store(ahead_ptr + place, next.to(tl.float16), mask=inside)
