@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from dataclasses import asdict, replace
 from threading import Barrier
 
@@ -244,6 +245,37 @@ def test_runs_in_threads_that_fail_or_are_stopped(root, tmp_path, monkeypatch):
     monkeypatch.undo()
     assert pool.in_threads(runs, *arguments) == {}
     assert [len(log.read_text().splitlines()) for log in logs] == [200, 200]
+
+
+def test_on_a_device_a_stop_reaches_what_is_being_measured_and_what_waits(root, tmp_path, monkeypatch):
+    runs = [Run("contrastive", "mnist", seed=seed, scale=replace(TINY, closely=0)) for seed in range(3)]
+    monkeypatch.setattr(pool, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(pool, "MOST_ON_DEVICE", 1)
+    monkeypatch.setattr(pool, "execute", sleeps)
+
+    def interrupted(self):
+        if (tmp_path / runs[0].name / "asleep").is_file():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool._Display, "look", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.carry_out(runs, tmp_path, 1, root, "cpu", False)
+    assert (tmp_path / runs[0].name / "woken").is_file()
+    assert sum((tmp_path / run.name / "asleep").is_file() for run in runs) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(pool, "choose_device", lambda name: torch.device("cuda"))
+    assert pool.carry_out(runs, tmp_path, 2, root, "cpu", False) == {}
+    assert all(finished(run, tmp_path / run.name) is not None for run in runs)
+
+
+def sleeps(run, folder, *arguments):
+    """Stand in for a measurement that takes long; at module level, so that a process can import it."""
+    (folder / "asleep").touch()
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        (folder / "woken").touch()
+        raise
 
 
 def test_a_run_that_fails_is_reported_and_the_others_are_not_lost(root, tmp_path, monkeypatch):

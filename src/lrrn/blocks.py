@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lrrn.lazy import lazy
+from lrrn.precision import in_full_precision
 
 
 @final
@@ -64,6 +65,7 @@ class BlockTridiagonal:
         """Return views of the blocks of stacked vectors of shape (n, dim)."""
         return z.split(self.sizes, dim=-1)
 
+    @in_full_precision
     def matmul(self, z: Tensor) -> Tensor:
         """Multiply each row of ``z``, of shape (n, dim), by the matrix."""
         if len(self.diag) == 1:
@@ -136,6 +138,7 @@ class BlockTridiagonal:
             out[..., ends[k] : ends[k + 1], ends[k + 1] : ends[k + 2]] = block.mT
         return out
 
+    @in_full_precision
     def cholesky(self) -> BlockCholesky:
         """Factor H = F F^T block by block; ``BlockCholesky.ok`` says for which matrices of the batch it succeeded."""
         lower: list[Tensor] = []
@@ -171,6 +174,7 @@ class BlockCholesky:
     below: tuple[Tensor, ...]
     ok: Tensor
 
+    @in_full_precision
     def solve(self, rhs: Tensor) -> Tensor:
         """Solve H z = rhs for rows of ``rhs``, of shape (n, dim): one matrix for all rows, or one a row if batched."""
         batched = self.lower[0].dim() > 2

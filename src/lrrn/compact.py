@@ -21,6 +21,7 @@ from torch._utils import _flatten_dense_tensors
 
 from lrrn.constraints import Interval, bounds
 from lrrn.energy import LiftedEnergy
+from lrrn.precision import in_full_precision
 from lrrn.qp import QPSolution
 from lrrn.solvers.coordinate_descent import SINGLE_FROM, THREAD_WORK, panel_plan
 from lrrn.threads import holds_one_thread
@@ -169,6 +170,7 @@ def fitting_structure(energy: LiftedEnergy, x: Tensor) -> Structure | None:
     return structure if total < SINGLE_FROM and x.shape[0] * total < THREAD_WORK else None
 
 
+@in_full_precision
 def gram(w: Tensor, out: Tensor) -> None:
     """Write W W^T to ``out``."""
     if w.numel() * w.itemsize <= CACHED and w.is_contiguous():

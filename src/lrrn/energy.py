@@ -20,6 +20,7 @@ from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
 from lrrn.constraints import Interval, bounds
 from lrrn.lazy import lazy
+from lrrn.precision import in_full_precision
 from lrrn.qp import BoxQP, RoundingCoefficients, row_norms
 
 
@@ -109,6 +110,7 @@ class LiftedEnergy:
                 total = total + 0.5 * a * self.beta[k] * reconstruction.square().sum(-1)
         return total
 
+    @in_full_precision
     def _mismatch(self, k: int, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return z_{k+1} - W_k z_k - b_k and, where beta_k > 0, W_k^T z_{k+1} - z_k - c_k."""
         w, b, c = self.weights[k], self.b[k], self.c[k]
@@ -134,6 +136,7 @@ class LiftedEnergy:
         """Return the clamped phase: minimise E(z; x) over z_1, ..., z_{L-1} with z_L = y."""
         return self.clamp(self.free(x), y)
 
+    @in_full_precision
     @torch.no_grad()
     def clamp(self, free: BoxQP, y: Tensor) -> BoxQP:
         """Return the clamped phase that belongs to a free phase; only the last hidden block of q differs."""
@@ -146,6 +149,7 @@ class LiftedEnergy:
             q[:, -self.sizes[-2] :].addmm_(pull, w, alpha=a)
         return self._boxed(self.clamped_hessian, q)
 
+    @in_full_precision
     @torch.no_grad()
     def nudged(self, x: Tensor, v: Tensor, t: float) -> BoxQP:
         """Return the nudged phase: the free phase of E(z; x) + t v^T z_L, for ``v`` of shape (n, d_L).
@@ -180,6 +184,7 @@ class LiftedEnergy:
             blocks.append(self.output(x, z))
         return blocks
 
+    @in_full_precision
     def output(self, x: Tensor, z: Tensor) -> Tensor:
         """Return z_L alone, of stacked free activations."""
         if not self.eliminated:
@@ -187,6 +192,7 @@ class LiftedEnergy:
         features = z[:, -self.sizes[-2] :] if self.n_free else x
         return torch.nn.functional.linear(features, self.weights[-1], self.b[-1])
 
+    @in_full_precision
     @torch.no_grad()
     def reconstruct(self, z: Tensor, layer: int) -> Tensor:
         """Reconstruct inputs from the activations of one layer alone, going down: z_k = W_k^T z_{k+1} - c_k, kept inside C_k.
@@ -361,6 +367,7 @@ class LiftedEnergy:
         """Blocks that the free and the clamped phase share."""
         return {}
 
+    @in_full_precision
     def _own_block(self, k: int) -> Tensor:
         """Return a_k (I + beta_k W_k W_k^T)."""
         if ("own", k) not in self._blocks:
@@ -370,6 +377,7 @@ class LiftedEnergy:
             self._blocks["own", k] = block
         return self._blocks["own", k]
 
+    @in_full_precision
     def _pressed_block(self, k: int) -> Tensor:
         """Return the same plus a_{k+1} (W_{k+1}^T W_{k+1} + beta_{k+1} I), from the layer above."""
         if ("pressed", k) not in self._blocks:
@@ -385,6 +393,7 @@ class LiftedEnergy:
             self._blocks["coupling", k] = self.weights[k].detach() * (-self.discounts[k] * (1 + self.beta[k]))
         return self._blocks["coupling", k]
 
+    @in_full_precision
     def _linear(self, x: Tensor) -> Tensor:
         """Return q(x) of the free phase, of shape (n, dim)."""
         m, a = self.n_free, self.discounts
@@ -397,6 +406,7 @@ class LiftedEnergy:
                 block.copy_(constant)
         return q
 
+    @in_full_precision
     def _bias_term(self, k: int, pressed: bool) -> Tensor:
         """Return a_k (b_k + beta_k W_k c_k) and, if pressed, minus a_{k+1} (W_{k+1}^T b_{k+1} + beta_{k+1} c_{k+1})."""
         a, w, b, c = self.discounts[k], self.weights[k], self.b[k], self.c[k]

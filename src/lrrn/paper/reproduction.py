@@ -90,7 +90,7 @@ def reproduce(
     quick : bool, default=False
         A smoke run of minutes on a part of the data.
     jobs : int, optional
-        Runs at a time; as many as there are cores by default. On a CUDA device all train at once, and are then measured so.
+        Runs at a time; as many as there are cores by default. On a CUDA device, how many are measured at a time.
     root : path-like, optional
         Folder with the data; LRRN_DATA if not given.
     seed : int, default=0

@@ -1,0 +1,117 @@
+"""Products that a residual or a certificate rests on are in full precision, whatever torch is allowed to do elsewhere."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lrrn.learning import Contrastive, Data, Settings, Trainer
+from lrrn.precision import full_precision, in_full_precision
+from oracles import random_input, random_network
+
+PRODUCTS = ("aten.mm.", "aten.addmm", "aten.bmm.", "aten.mv.", "aten.addmv")
+
+
+@pytest.fixture(autouse=True)
+def allowed():
+    """Allow less precision for the length of a test."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    assert torch.get_float32_matmul_precision() == "high"
+    torch.set_float32_matmul_precision(before)
+
+
+class Products(TorchDispatchMode):
+    """Notes in which precision each product is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if str(function).startswith(PRODUCTS):
+            self.seen.append(torch.get_float32_matmul_precision())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("solver", ["accelerated", "newton"])
+def test_a_prediction_is_made_in_full_precision_and_its_gradient_as_allowed(solver, device):
+    net = random_network((20, 12, 9, 4), dtype=torch.float32, device=device)
+    net.solver = solver
+    x = random_input(7, 20, dtype=torch.float32, device=device)
+    with Products() as forward:
+        y = net(x)
+    assert len(forward.seen) > 3 and set(forward.seen) == {"highest"}
+    with Products() as backward:
+        y.square().sum().backward()
+    assert "high" in backward.seen and "highest" in backward.seen  # products with the adjoint, and its solve
+
+
+def test_energies_and_certificates_are_computed_in_full_precision(device):
+    net = random_network((20, 12, 9, 4), dtype=torch.float32, device=device)
+    x = random_input(7, 20, dtype=torch.float32, device=device)
+    with torch.no_grad(), Products() as products:
+        net.energy(x, net.infer(x).activations)
+        net.infer(x)
+    assert products.seen and set(products.seen) == {"highest"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_what_is_allowed_changes_no_bit_of_a_prediction_on_a_device():
+    net = random_network((784, 300, 10), dtype=torch.float32, device="cuda")
+    x = random_input(50, 784, dtype=torch.float32, device="cuda")
+    some = net.infer(x)
+    torch.set_float32_matmul_precision("highest")
+    full = net.infer(x)
+    torch.set_float32_matmul_precision("high")
+    assert torch.equal(some.output, full.output) and torch.equal(some.residual, full.residual)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_training_may_use_less_and_learns_the_same():
+    losses = []
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        net = random_network((64, 200, 10), dtype=torch.float32, device="cuda")
+        x = random_input(512, 64, dtype=torch.float32, device="cuda")
+        y = torch.nn.functional.one_hot(torch.arange(512, device="cuda") % 10, 10).float()
+        trainer = Trainer(net, Contrastive(), Settings(optimizer="adam", learning_rate=1e-3, batch_size=64, epochs=4))
+        losses.append([record["loss"] for record in trainer.fit(Data(x, y))])
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+def test_the_last_thread_to_leave_restores_what_was_allowed():
+    inside, leave = threading.Event(), threading.Event()
+
+    def other():
+        with full_precision():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with full_precision():
+        thread.start()
+        assert inside.wait(10)
+    # the first has left, and the second is still there
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert in_full_precision(torch.get_float32_matmul_precision)() == "highest"
+    assert torch.get_float32_matmul_precision() == "highest"
+    leave.set()
+    thread.join(10)
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_an_error_restores_what_was_allowed():
+    @in_full_precision
+    def fails():
+        assert torch.get_float32_matmul_precision() == "highest"
+        raise ValueError("no such luck")
+
+    with pytest.raises(ValueError, match="no such luck"):
+        fails()
