@@ -1,6 +1,6 @@
 """Many small networks at once: seeds, folds, points of a grid.
 
-Each network trains in a thread of its own. On a CUDA device a step is one launch of a graph on a stream of its own, and steps
+Each network trains in a thread of its own. On a CUDA device its steps are launched as graphs on a stream of its own, and steps
 of small networks leave most of the device idle, so those of other networks run beside them. On the CPU the kernels release the
 interpreter lock.
 """
