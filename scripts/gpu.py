@@ -139,15 +139,15 @@ def median(launch: Callable[[], Any], repeats: int, rewind: Callable[[], Any] = 
 
 def ours(qp: BoxQP, exact: torch.Tensor) -> dict[str, Any]:
     """Start, rounds of sweeps, gradient and residual, at the fastest choice that reaches the error."""
-    stepper = Accelerated().begin(qp)
     z, never = torch.zeros_like(qp.q), torch.zeros(qp.n_samples, dtype=torch.float64, device=qp.q.device)
     best: dict[str, Any] = {"us": None}
-    refines = getattr(stepper, "refines", False)  # then one call has rounds of its own
+    refines = getattr(Accelerated().begin(qp), "refines", False)  # then one call has rounds of its own
     for rounds in (1,) if refines else (1, 2, 3, 4, 6, 8, 12):
         for sweeps in range(4, 400 if refines else LONGEST + 1, 4):
             answer: dict[str, torch.Tensor] = {}
 
             def work(rounds: int = rounds, sweeps: int = sweeps, answer: dict[str, torch.Tensor] = answer) -> None:
+                stepper = Accelerated().begin(qp)
                 z.zero_()
                 g = z if refines else -qp.q
                 for _ in range(rounds):

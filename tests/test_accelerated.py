@@ -250,9 +250,10 @@ def test_momentum_of_wide_solves_is_what_their_condition_asks_for(in_rows, scale
     assert solve(qp, solver="accelerated", tol=1e-6).converged.all()
 
 
-def test_momentum_is_limited_from_the_second_call_on(in_rows, monkeypatch):
+def test_momentum_is_limited_once_there_were_many_steps(in_rows, monkeypatch):
     qp = problem((9, 20, 17, 4), 5, torch.float64, in_rows)
     monkeypatch.setattr(_half_precision, "most_momentum", lambda h: torch.zeros((), device=h.device))
+    monkeypatch.setattr(_half_precision, "LONGEST", 1)
     stepper, z = _half_precision.Rows(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
     stepper.advance(qp, z, qp.gradient(z), 1, qp.scale)  # one step has no momentum yet
     unit, _, inverse = _half_precision.half_and_rate(qp.hessian)
@@ -265,3 +266,19 @@ def test_momentum_is_limited_from_the_second_call_on(in_rows, monkeypatch):
     free, w = _half_precision.Rows(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
     free.advance(qp, w, qp.gradient(w), 7, qp.scale)
     assert float((w - plain).abs().max()) > 2e-2 * float(plain.abs().max())
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_units_of_wide_solves_are_those_of_layers_unless_a_few_are_far_larger(in_rows, scale):
+    net = random_network((20, 60, 40, 4), dtype=torch.float64, device=in_rows, output_constraint="free")
+    with torch.no_grad():
+        net.W[0][:5] *= scale
+    qp = net.energy_snapshot(torch.float64).free(random_input(4, 20, dtype=torch.float64, device=in_rows))
+    unit, matrix, inverse = _half_precision.half_and_rate(qp.hessian)
+    first, second = unit[:60], unit[60:]
+    assert (second == second[0]).all() and bool((first == first[0]).all()) == (scale == 1.0)
+    a = qp.hessian.dense() * unit[:, None] * unit
+    torch.testing.assert_close(matrix.double(), a * inverse, rtol=0, atol=1e-3)
+    values = torch.linalg.eigvalsh(a)
+    assert float(values[-1]) <= float(1 / inverse) and float(values[-1] / values[0]) < 40
+    assert solve(qp, solver="accelerated", tol=1e-8).converged.all()

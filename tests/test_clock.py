@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lrrn.learning import captured
 from lrrn.learning import clock as module
-from lrrn.learning.captured import BURSTS, STREAMS, own_stream, until_look
+from lrrn.learning.captured import BURSTS, STREAMS, OwnStream, until_look
 from lrrn.learning.clock import StepClock
 
 
@@ -47,15 +48,17 @@ def test_looks_become_rarer_and_graphs_fit_in_between():
     assert steps[0] in BURSTS and all(count % BURSTS[0] == 0 for count in steps[2:]) and BURSTS[-1] == 1
 
 
-def test_streams_are_shared_only_when_there_is_no_other(monkeypatch):
+def test_streams_are_shared_only_when_there_is_no_other_and_then_evenly(monkeypatch):
     handles = cycle(range(100, 100 + STREAMS))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=next(handles)))
+    monkeypatch.setattr(captured, "_streams", {})
     device = torch.device("cuda", 0)
-    given = [own_stream(device) for _ in range(STREAMS)]
-    assert len({stream.cuda_stream for stream, _ in given}) == len({id(lock) for _, lock in given}) == STREAMS
-    stream, lock = own_stream(device)
-    assert any(stream.cuda_stream == other.cuda_stream and lock is its for other, its in given)
-    # one that nobody owns any more is found again, wherever torch's counter stands
-    freed = given.pop(7)[0].cuda_stream
-    del stream, lock
-    assert own_stream(device)[0].cuda_stream == freed
+    first = [OwnStream(device) for _ in range(STREAMS)]
+    assert len({own.stream.cuda_stream for own in first}) == len({id(own.turn) for own in first}) == STREAMS
+    second = [OwnStream(device) for _ in range(STREAMS)]
+    assert len({own.stream.cuda_stream for own in second}) == STREAMS
+    turns = {own.stream.cuda_stream: own.turn for own in first}
+    assert all(own.turn is turns[own.stream.cuda_stream] for own in second)
+    # one with fewer owners is found, wherever torch's counter stands
+    freed = first.pop(7).stream.cuda_stream
+    assert OwnStream(device).stream.cuda_stream == freed

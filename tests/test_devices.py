@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 import lrrn
 from lrrn import LRRN, LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.certify import pgd
-from lrrn.learning import Contrastive, CrossEntropy, Data, FreeEnergy, Margin, Settings, SquaredError, Trainer
+from lrrn.learning import Contrastive, CrossEntropy, Data, FreeEnergy, Margin, Settings, SquaredError, Trainer, fit_many
 from lrrn.learning.captured import LADDER
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
@@ -102,7 +102,7 @@ class Eager:
 def test_captured_steps_learn_what_single_steps_learn(objective, options):
     captured, trainer = trained(objective, tol=1e-9, dtype=torch.float64, **options)
     single, other = trained(Eager(objective), tol=1e-9, dtype=torch.float64, **options)
-    assert trainer._captured is not None and other._captured is None
+    assert trainer.position.captured_sweeps > 0 and other.position.captured_sweeps == 0
     for a, b in zip(captured.parameters(), single.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
     for a, b in zip(trainer.history, other.history, strict=True):
@@ -114,6 +114,33 @@ def test_captured_steps_give_the_same_bits_again_and_go_up_the_ladder():
     assert all(torch.equal(a, b) for a, b in zip(nets[0][0].parameters(), nets[1][0].parameters(), strict=True))
     sweeps = [record["sweeps"] for record in nets[0][1].history]
     assert max(sweeps) > LADDER[0] and nets[0][1].history[-1]["unconverged"] == 0
+
+
+def test_long_runs_take_large_graphs_and_learn_the_same():
+    options = {"tol": 1e-9, "dtype": torch.float64, "optimizer": "sgd", "learning_rate": 0.05, "batch_size": 2, "epochs": 1}
+    (captured, trainer), (single, _) = (trained(kind, **options) for kind in (Contrastive(), Eager(Contrastive())))
+    assert trainer.position.captured_sweeps > 0
+    for a, b in zip(captured.parameters(), single.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    # past the step from which on looks are rarest
+    longer = [trained(Contrastive(), **{**options, "dtype": torch.float32, "tol": None, "epochs": 10}) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(longer[0][0].parameters(), longer[1][0].parameters(), strict=True))
+    assert all(record["unconverged"] == 0 for record in longer[0][1].history)
+
+
+def test_more_networks_than_streams_end_as_if_trained_alone():
+    def trainer(seed):
+        net = LRRN((64, 12, 10), generator=torch.Generator().manual_seed(seed), device="cuda")
+        return Trainer(net, Contrastive(), Settings(batch_size=10, epochs=2, learning_rate=0.1, seed=seed))
+
+    trainers, data = [trainer(seed) for seed in range(40)], digits_data()
+    fit_many(trainers, data, at_once=40)
+    assert all(one._captured is None for one in trainers)
+    for seed in (0, 7, 20, 39):
+        alone = trainer(seed)
+        alone.fit(data)
+        for a, b in zip(alone.net.parameters(), trainers[seed].net.parameters(), strict=True):
+            assert torch.equal(a, b)
 
 
 def test_a_captured_run_is_resumed(tmp_path):

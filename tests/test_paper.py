@@ -229,14 +229,15 @@ def test_runs_in_threads_that_fail_or_are_stopped(root, tmp_path, monkeypatch):
             raise ValueError("no such luck")
         folder.mkdir(parents=True)
 
-    assert pool.in_threads(runs, tmp_path, fails, (), lambda run, folder: folder.is_dir()) == {runs[0]: "no such luck"}
+    assert pool.in_threads(runs, tmp_path, [(2, fails)], lambda run, folder: folder.is_dir()) == {runs[0]: "no such luck"}
 
     def interrupted(self):
         if all((tmp_path / "stopped" / run.name / "state.ckpt").is_file() for run in runs):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(pool._Display, "look", interrupted)
-    arguments = (tmp_path / "stopped", train, (root, "cpu", False), lambda run, folder: is_trained(folder))
+    stages = [(2, lambda run, folder, stop: train(run, folder, root, "cpu", False, stop))]
+    arguments = (tmp_path / "stopped", stages, lambda run, folder: is_trained(folder))
     with pytest.raises(KeyboardInterrupt):
         pool.in_threads(runs, *arguments)
     logs = [tmp_path / "stopped" / run.name / "log.jsonl" for run in runs]

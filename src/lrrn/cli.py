@@ -287,7 +287,10 @@ def reproduce(
     work: Annotated[Path, typer.Option(help="Folder for models and checkpoints; what is there is not done again.")] = Path(
         "out/runs"
     ),
-    jobs: Annotated[int | None, typer.Option(help="Training runs at a time; one for each core if not given.", min=1)] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Runs at a time, on a GPU those measured; one for each core if not given.", min=1),
+    ] = None,
     root: Root = None,
     download: Annotated[bool, typer.Option(help="Fetch data that is missing.")] = True,
     report_only: Annotated[bool, typer.Option("--report-only", help="Report on what is finished; start nothing.")] = False,

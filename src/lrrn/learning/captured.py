@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import final
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -38,8 +38,8 @@ STREAMS = 32
 
 _capturing = threading.Lock()
 _handing_out = threading.Lock()
-_owners: WeakValueDictionary[tuple[int | None, int], threading.Lock] = WeakValueDictionary()
-"""Locks of the streams in use, by device and handle."""
+_streams: dict[tuple[int | None, int], tuple[threading.Lock, WeakSet[OwnStream]]] = {}
+"""The lock and the owners of every stream that was handed out, by device and handle."""
 
 
 def until_look(moment: int) -> int:
@@ -47,19 +47,34 @@ def until_look(moment: int) -> int:
     return next(steps for since, steps in reversed(LOOKS) if moment >= since)
 
 
-def own_stream(device: torch.device) -> tuple[torch.cuda.Stream, threading.Lock]:
-    """Return a stream that no other network trains on, and its lock; the lock must be held while anything is put on it.
+@final
+class OwnStream:
+    """A stream that no other network trains on, or, once all are in use, as few as possible.
 
-    What one thread puts on a stream that another captures would become part of the other's graph. Once all streams are in use,
-    one has several owners, and the lock keeps them apart.
+    What one thread puts on a stream that another captures would become part of the other's graph.
+
+    Parameters
+    ----------
+    device : torch.device
+
+    Attributes
+    ----------
+    stream : torch.cuda.Stream
+    turn : Lock
+        To be held while anything is put on the stream: it keeps owners apart where there are several.
     """
-    with _handing_out:
-        for _ in range(STREAMS):
-            stream = torch.cuda.Stream(device)
-            key = device.index, stream.cuda_stream
-            if key not in _owners:
-                break
-        return stream, _owners.setdefault(key, threading.Lock())
+
+    def __init__(self, device: torch.device) -> None:
+        with _handing_out:
+            drawn = {}
+            for _ in range(STREAMS):
+                stream = torch.cuda.Stream(device)
+                turn, owners = _streams.setdefault((device.index, stream.cuda_stream), (threading.Lock(), WeakSet()))
+                drawn[len(owners)] = stream, turn, owners
+                if not owners:
+                    break
+            self.stream, self.turn, owners = drawn[min(drawn)]
+            owners.add(self)
 
 
 @final
@@ -138,7 +153,8 @@ class CapturedSteps:
         self._clock = StepClock(steps, batch_size, device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._counts = DeviceCounts(aim, device)
-        self._stream, self._turn = own_stream(device)
+        self._own = OwnStream(device)
+        self._stream = self._own.stream
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._warm = 0
         self.rate = self._clock.rate
@@ -179,7 +195,7 @@ class CapturedSteps:
         net, outer = self._net, torch.cuda.current_stream(self._device)
         before = net.report, net.fixed_sweeps
         net.report = self._counts
-        with self._turn:
+        with self._own.turn:
             self._stream.wait_stream(outer)
             try:
                 with torch.cuda.stream(self._stream):
@@ -203,6 +219,8 @@ class CapturedSteps:
             # other threads may be training other networks meanwhile, but not capturing; torch.cuda.graph would have them wait
             # until the device is idle and all garbage is collected
             with _capturing:
+                if others is None:
+                    torch.cuda.empty_cache()  # what dead graphs still hold cannot be had while one is captured
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     for _ in range(steps):

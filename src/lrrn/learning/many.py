@@ -49,8 +49,8 @@ def fit_many(
     Raises
     ------
     Exception
-        What the first that failed raised; the others have been trained to their end. On Ctrl-C each stops after the step it is
-        at and leaves its checkpoint, if it has one.
+        What the first that failed raised; the others have been trained to their end. On Ctrl-C each stops after the step, or
+        the captured steps, it is at and leaves its checkpoint, if it has one.
     """
     parts = [data] * len(trainers) if isinstance(data, Data) else list(data)
     if len(parts) != len(trainers):

@@ -49,16 +49,17 @@ class Together:
         position.missed += missed
         counts.samples = counts.sweeps = counts.missed = 0
 
-    def complete(self, activations: Tensor | None, batches: Sequence[Tensor]) -> None:
+    def complete(self, activations: Tensor | None, batches: Sequence[Tensor], which: slice) -> None:
         """Give every rank the rows that others computed in some batches."""
-        if activations is None or not self._ranks.connected or not batches:
+        if activations is None or not self._ranks.connected or not batches[which]:
             return
-        ours = torch.cat([torch.zeros(len(batch), dtype=torch.bool) for batch in batches])
+        parts = batches[which]
+        ours = torch.cat([torch.zeros(len(batch), dtype=torch.bool) for batch in parts])
         at = 0
-        for batch in batches:
+        for batch in parts:
             ours[at : at + len(batch)][self._ranks.part(len(batch))] = True
             at += len(batch)
-        rows = torch.cat(list(batches)).to(activations.device)
+        rows = torch.cat(list(parts)).to(activations.device)
         values = activations[rows] * ours[:, None].to(activations)
         self._ranks.add_up(values)
         activations[rows] = values

@@ -138,12 +138,11 @@ class Trainer:
                 self._ranks.copy_main(self._flat.vector)
                 self._step.project()
             self._step.begin()
-            if self._step.capturable(data) and not self._ranks.connected:
-                self._captured = self._step.captured(data, self.position.captured_sweeps)
             total = self.settings.epochs * len(data)
             done = self.position.epoch * len(data) + self.position.step * self.settings.batch_size
             lines = JsonLines(self.log if self._ranks.is_main else None, self.history)
-            with ProgressBar(self.verbose and self._ranks.is_main, self.position.stage, total, done) as bar:
+            visible = self.verbose and self._ranks.is_main
+            with self._captures(data), ProgressBar(visible, self.position.stage, total, done) as bar:
                 while self.position.epoch < self.settings.epochs and not self._out_of_patience:
                     self._epoch(data, counts, bar, identity)
                     if self._finish_epoch(data, counts, validate, bar, lines, identity):
@@ -153,8 +152,18 @@ class Trainer:
         return self.history
 
     def interrupt(self) -> None:
-        """Have a fit that is under way in another thread end after the step it is at, as Ctrl-C does."""
+        """Have a fit that is under way in another thread end after the step or the captured steps it is at, as Ctrl-C does."""
         self._interrupted = True
+
+    @contextmanager
+    def _captures(self, data: Data) -> Iterator[None]:
+        """Take captured steps where that can be; their graphs, memory and stream are given up in the end."""
+        if self._step.capturable(data) and not self._ranks.connected:
+            self._captured = self._step.captured(data, self.position.captured_sweeps)
+        try:
+            yield
+        finally:
+            self._captured = None
 
     # --- an epoch -----------------------------------------------------------------------------------------------------
 
@@ -176,7 +185,7 @@ class Trainer:
             if stop or due:
                 self._keep(batches, counts, identity, stop)
         self._together.add_counts(counts, position)
-        self._together.complete(self._step.activations, batches[self._shared :])
+        self._together.complete(self._step.activations, batches, slice(self._shared, None))
 
     def _captured_epoch(
         self,
@@ -230,7 +239,7 @@ class Trainer:
     def _keep(self, batches: Sequence[Tensor], counts: SolveCounts, identity: dict[str, Any], stop: bool) -> None:
         """Write a checkpoint in the middle of an epoch, and end there if asked to."""
         self._together.add_counts(counts, self.position)
-        self._together.complete(self._step.activations, batches[self._shared : self.position.step])
+        self._together.complete(self._step.activations, batches, slice(self._shared, self.position.step))
         self._shared = self.position.step
         self._save(identity)
         self._saved = time.monotonic()

@@ -56,42 +56,37 @@ def carry_out(runs: Sequence[Run], work: Path, jobs: int, root: Path | None, dev
     def is_finished(run: Run, folder: Path) -> bool:
         return finished(run, folder) is not None
 
+    if device != "cpu":
+        # streams that share a connection wait for each other, and CUDA reads how many there are when it begins
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if choose_device(device).type != "cuda":
         return in_processes(ordered, work, jobs, execute, arguments, is_finished)
-    # small networks leave most of a device idle: several train side by side, and the cores measure those that are trained;
-    # streams that share a connection wait for each other, and CUDA reads how many there are when it begins
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    lanes, cores = Semaphore(MOST_ON_DEVICE), Semaphore(jobs)
-
-    def train_and_measure(run: Run, folder: Path, stop: Event) -> None:
-        with lanes:
-            if not stop.is_set():
-                train(run, folder, *arguments, stop)
-        with cores:
-            if not stop.is_set():
-                _in_child(execute, run, folder, arguments, stop)
-
+    # small networks leave most of a device idle: several train side by side, and the cores measure those that are trained
+    stages = [
+        (MOST_ON_DEVICE, lambda run, folder, stop: train(run, folder, *arguments, stop)),
+        (jobs, lambda run, folder, stop: _in_child(execute, run, folder, arguments, stop)),
+    ]
     with _one_thread_each():
-        return in_threads(ordered, work, train_and_measure, (), is_finished)
+        return in_threads(ordered, work, stages, is_finished)
 
 
 def in_threads(
     runs: Sequence[T],
     work: Path,
-    execute: Callable[..., Any],
-    arguments: tuple[Any, ...],
+    stages: Sequence[tuple[int, Callable[[T, Path, Event], Any]]],
     is_finished: Callable[[T, Path], bool],
 ) -> dict[T, str]:
-    """Carry out all that is not finished at once, each run in a thread of this process.
+    """Carry out what is not finished in threads of this process, each run one stage after the other.
 
     On Ctrl-C every run is told to stop at the end of its epoch, and the next call continues there.
 
     Parameters
     ----------
-    runs, work, arguments, is_finished
+    runs, work, is_finished
         As in :func:`in_processes`.
-    execute : callable
-        Called in the thread with the run, its folder, ``arguments`` and an Event that says when to stop.
+    stages : sequence of (int, callable)
+        How many runs may be at a stage at a time, and what is called with the run, its folder and an Event that says when to
+        stop.
 
     Returns
     -------
@@ -101,10 +96,19 @@ def in_threads(
     waiting = [run for run in runs if not is_finished(run, work / run.name)]
     failed: dict[T, str] = {}
     stop = Event()
+    gates = [Semaphore(most) for most, _ in stages]
     with _Display(len(waiting)) as display, ThreadPoolExecutor(max(1, len(waiting)), "lrrn-run") as pool:
-        under_way = {pool.submit(execute, run, work / run.name, *arguments, stop): run for run in waiting}
-        for run in waiting:
-            display.begin(run, work / run.name)
+
+        def carry_out_one(run: T) -> None:
+            for k, (gate, (_, execute)) in enumerate(zip(gates, stages, strict=True)):
+                with gate:
+                    if stop.is_set():
+                        return
+                    if k == 0:
+                        display.begin(run, work / run.name)
+                    execute(run, work / run.name, stop)
+
+        under_way = {pool.submit(carry_out_one, run): run for run in waiting}
         try:
             while under_way:
                 done, _ = wait(under_way, POLL, FIRST_COMPLETED)
@@ -260,7 +264,7 @@ class _Display:
     def look(self) -> None:
         if self._bars.disable:
             return
-        for run, folder in self._folders.items():
+        for run, folder in list(self._folders.items()):  # other threads may begin with more
             path = folder / "log.jsonl"
             epochs = path.read_bytes().count(b"\n") if path.is_file() else 0
             note = f"epoch {epochs} of {run.epochs}" if epochs < run.epochs else "measuring"

@@ -194,7 +194,7 @@ def execute(run: Run, folder: Path, root: Path | None, device: str = "cpu", down
         "tests": len(X_test),
         "seconds": {"training": seconds, "measuring": time.perf_counter() - start},
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-        "device": str(choose_device(device)),
+        "device": model.device,
     }
     write_bytes(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     return result
@@ -256,7 +256,7 @@ def train(
     fresh = run.estimator(callbacks=(watch,), device=device, **options)
     fresh.fit(X, y)
     write_filters(folder / "filters.npy", fresh.network_.W[0])
-    fresh.set_params(callbacks=(), checkpoint=None, log=None, resume=False)
+    fresh.set_params(callbacks=(), checkpoint=None, log=None, resume=False, device=choose_device(device).type)
     save(fresh, _model_file(folder))
     (folder / "state.ckpt").unlink(missing_ok=True)
 

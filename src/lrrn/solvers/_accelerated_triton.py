@@ -1,6 +1,6 @@
 """The kernels of :mod:`lrrn.solvers._half_precision`.
 
-Arrays in, arrays out. Units are scaled so that the Hessian A has a unit diagonal.
+Arrays in, arrays out. Units are scaled: A is the Hessian in them, with a unit diagonal where samples stay on chip.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ FARTHEST = 3e4
 """Half precision ends at 65,504, and a point ahead may be anywhere."""
 ROUNDS, STEPS = 2, 16
 """Fewest refinements in one call of the kernel of :class:`Tiles`, and most steps in each."""
+SPREAD = 50.0
+"""Largest ratio of two entries of a layer's diagonal that have one unit."""
 MOST_SQUARED = 4096
 """Most units of a Hessian that is squared for its smallest eigenvalue."""
 LONGEST = 48
@@ -146,16 +148,21 @@ class Tiles:
         """Nothing is kept from sample to sample."""
 
 
+def layer_or_own(diagonal: Tensor) -> Tensor:
+    """Return the mean of a layer's diagonal for all entries, or the entries where they differ by more than ``SPREAD``."""
+    smallest, largest = diagonal.aminmax()
+    return torch.where(largest > SPREAD * smallest, diagonal, diagonal.mean())
+
+
 @once_per_hessian
 def half_and_rate(h: BlockTridiagonal) -> tuple[Tensor, Tensor, Tensor]:
     """Return what :class:`Rows` needs: units, A / L in half precision with A the Hessian in them, and 1 / L.
 
-    A unit is for a whole layer, its mean diagonal to the power of -1/2: in wide layers whose weights differ in size, a unit for
-    every entry makes the condition number worse, up to twice.
+    A unit is for a whole layer, its mean diagonal to the power of -1/2, unless the largest entry there is more than ``SPREAD``
+    times the smallest: then each has its own. In trained wide layers own ones double the condition number; where a few weights
+    are far larger than the others, the layer's are many times worse.
     """
-    sizes = [block.shape[-1] for block in h.diag]
-    means = [part.mean().expand(size) for part, size in zip(h.diagonal.split(sizes), sizes, strict=True)]
-    unit = torch.cat(means).rsqrt()
+    unit = torch.cat([layer_or_own(part) for part in h.diagonal.split([block.shape[-1] for block in h.diag])]).rsqrt()
     a = h.scaled(unit).dense()
     # eight bits are enough for a step length, and the residual is looked at anyway
     rough = a.to(torch.bfloat16) if a.is_cuda else a
@@ -177,9 +184,9 @@ def most_momentum(h: BlockTridiagonal) -> Tensor:
 class Rows:
     """Takes steps on a scaled correction: a product with A / L, then one kernel for the rest of a step, a program a sample.
 
-    Momentum goes on from call to call: begun anew each time, it never gets going where the conditioning asks for it most. From
-    the second call on it is held to what the condition number asks for, which saves a third of the steps and more where there
-    are many; to estimate that costs as much as some dozens of them, and solves that are easy need no second call.
+    Momentum goes on from call to call: begun anew each time, it never gets going where the conditioning asks for it most. After
+    ``LONGEST`` steps it is held to what the condition number asks for, which saves a third of the steps and more where there
+    are many; to estimate that costs as much as some dozens of them, so solves that are easy go without.
     """
 
     def __init__(self, qp: BoxQP) -> None:
@@ -187,12 +194,14 @@ class Rows:
         # how far the point ahead is ahead, in scaled units, and the momentum's state
         self._lead: Tensor | None = None
         self._t = torch.ones(qp.n_samples, dtype=torch.float32, device=qp.q.device)
+        self._taken = 0
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
         kernels, shape = _kernels(), _row_shape(dim)
         (lo, hi), strides = _bounds(qp)
-        capped = dim <= MOST_SQUARED and self._lead is not None
+        capped = dim <= MOST_SQUARED and self._taken >= LONGEST
+        self._taken += sweeps
         most = most_momentum(qp.hessian) if capped else self._t
         push, down, up, here = (torch.empty((n, dim), dtype=torch.float32, device=z.device) for _ in range(4))
         ahead, product = (torch.empty((n, dim), dtype=torch.float16, device=z.device) for _ in range(2))

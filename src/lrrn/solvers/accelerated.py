@@ -2,7 +2,7 @@
 
 Coordinates are scaled by diag(H)^-1/2, so the step is 1 / (L H_jj) with L a bound on the largest eigenvalue of the scaled
 Hessian. Momentum restarts sample by sample when it points uphill (O'Donoghue and Candes, 2015). On a CUDA device the products
-are in half precision, with refinement: see :mod:`lrrn.solvers._half_precision`.
+are in half precision, with refinement and units of their own: see :mod:`lrrn.solvers._half_precision`.
 """
 
 from __future__ import annotations
