@@ -271,8 +271,8 @@ def test_on_a_device_a_stop_reaches_what_is_being_measured_and_what_waits(root, 
 
 def sleeps(run, folder, *arguments):
     """Stand in for a measurement that takes long; at module level, so that a process can import it."""
-    (folder / "asleep").touch()
     try:
+        (folder / "asleep").touch()
         time.sleep(600)
     except KeyboardInterrupt:
         (folder / "woken").touch()
