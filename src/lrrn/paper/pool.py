@@ -211,6 +211,8 @@ def _cost(run: Run) -> float:
 
 
 def _child(execute: Callable[..., Any], run: Task, folder: Path, *arguments: Any) -> None:
+    # where this program was started in the background, a shell may have had it ignore what is to stop its children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         execute(run, folder, *arguments)
     except KeyboardInterrupt:
