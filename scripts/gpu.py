@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -19,13 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-
 import torch
 from torch.nn import functional
 
 import lrrn
 from lrrn.bench.problems import images
+from lrrn.devices import open_connections
 from lrrn.learning import Contrastive, Data, FreeEnergy, Margin, Settings, Trainer, fit_many
 from lrrn.learning.captured import BURSTS
 from lrrn.learning.flat import FlatParameters
@@ -62,6 +60,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1200, help="when to interrupt the reproduction; the next call goes on")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
+    open_connections()
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here")
     report: dict[str, Any] = json.loads(options.json.read_text()) if options.json and options.json.is_file() else {}

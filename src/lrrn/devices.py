@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 
@@ -14,3 +16,8 @@ def choose_device(name: str) -> torch.device:
     if name != "cpu" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for and no CUDA device is available; use 'cpu' or 'auto'")
     return torch.device(name)
+
+
+def open_connections() -> None:
+    """Let CUDA, if it has not begun yet, open a connection for each of many streams: those that share one wait for another."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

@@ -36,7 +36,7 @@ def _allowed() -> tuple[str, ...]:
 
 def _is_full() -> bool:
     try:
-        # a hundred times as fast, and an error where the newer switches say something else
+        # far faster, and an error where the newer switches say something else
         return torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:
         return all(setting in _FULL for setting in _allowed())

@@ -51,9 +51,11 @@ class Together:
 
     def complete(self, activations: Tensor | None, batches: Sequence[Tensor], which: slice) -> None:
         """Give every rank the rows that others computed in some batches."""
-        if activations is None or not self._ranks.connected or not batches[which]:
+        if activations is None or not self._ranks.connected:
             return
         parts = batches[which]
+        if not parts:
+            return
         ours = torch.cat([torch.zeros(len(batch), dtype=torch.bool) for batch in parts])
         at = 0
         for batch in parts:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lrrn.devices import choose_device
+from lrrn.devices import choose_device, open_connections
 from lrrn.learning.many import MOST_ON_DEVICE
 from lrrn.paper.runs import Run, execute, finished, train
 from lrrn.storage import write_bytes
@@ -57,8 +57,7 @@ def carry_out(runs: Sequence[Run], work: Path, jobs: int, root: Path | None, dev
         return finished(run, folder) is not None
 
     if device != "cpu":
-        # streams that share a connection wait for each other, and CUDA reads how many there are when it begins
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        open_connections()
     if choose_device(device).type != "cuda":
         return in_processes(ordered, work, jobs, execute, arguments, is_finished)
     # small networks leave most of a device idle: several train side by side, and the cores measure those that are trained

@@ -159,8 +159,8 @@ def half_and_rate(h: BlockTridiagonal) -> tuple[Tensor, Tensor, Tensor]:
     """Return what :class:`Rows` needs: units, A / L in half precision with A the Hessian in them, and 1 / L.
 
     A unit is for a whole layer, its mean diagonal to the power of -1/2, unless the largest entry there is more than ``SPREAD``
-    times the smallest: then each has its own. In trained wide layers own ones double the condition number; where a few weights
-    are far larger than the others, the layer's are many times worse.
+    times the smallest: then each has its own. In trained wide layers own ones make the condition number worse; where a few
+    weights are far larger than the others, the layer's do.
     """
     unit = torch.cat([layer_or_own(part) for part in h.diagonal.split([block.shape[-1] for block in h.diag])]).rsqrt()
     a = h.scaled(unit).dense()
@@ -185,8 +185,8 @@ class Rows:
     """Takes steps on a scaled correction: a product with A / L, then one kernel for the rest of a step, a program a sample.
 
     Momentum goes on from call to call: begun anew each time, it never gets going where the conditioning asks for it most. After
-    ``LONGEST`` steps it is held to what the condition number asks for, which saves a third of the steps and more where there
-    are many; to estimate that costs as much as some dozens of them, so solves that are easy go without.
+    ``LONGEST`` steps it is held to what the condition number asks for, which saves steps where there are many; to estimate that
+    costs as much as some of them, so solves that are easy go without.
     """
 
     def __init__(self, qp: BoxQP) -> None:
