@@ -55,10 +55,11 @@ def test_regressor_energy_model_and_attacks_on_the_device():
 @pytest.mark.parametrize("few", [0, 512])
 def test_shared_radii_on_the_device_are_those_of_the_cpu(few, monkeypatch):
     monkeypatch.setattr(sys.modules["lrrn.certify.shared"], "FEW", few)
+    # how much is proven depends on where solves stop, those of the duals and those of the outputs; here it is next to nothing
+    monkeypatch.setattr(sys.modules["lrrn.certify.shared"], "TOL", 1e-6)
     X, y = load_digits(return_X_y=True)
     net = LRRNClassifier((24, 16), device="cuda", **SMALL).fit(X[:500] / 16, y[:500]).network_
     x = torch.tensor(X[500:700] / 16)
-    # what the errors of a solve take off a radius depends on where it stops; at this tolerance it is next to nothing
     there = lrrn.certify(net, x.to("cuda"), "shared", tol=1e-9).radius
     here, wide = (lrrn.certify(net.to("cpu"), x, method, tol=1e-9).radius for method in ("shared", "multiplier"))
     assert there.device.type == "cuda"
