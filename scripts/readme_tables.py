@@ -164,6 +164,25 @@ def epoch() -> str:
     return f"{table(columns, rows)}\n\n{source('lrrn bench --suite train', path)}"
 
 
+def device() -> str:
+    """Free phases on a GPU against torch's own products there."""
+    path = newest("*-gpu.json")
+    figures = json.loads(path.read_text())
+    cases: dict[str, dict[int, dict[str, Any]]] = {}
+    for case in figures["solving"]:
+        title = f"{case['weights']}, {case['units']:,} units, condition {case['condition']:.0f}"
+        cases.setdefault(title, {})[case["batch"]] = case
+    rows = []
+    for title, by_batch in cases.items():
+        few, most = by_batch.get(256), by_batch[max(by_batch)]
+        times = " / ".join(f"{case['torch FISTA / lrrn']:.1f}" for case in (few, most) if case)
+        rate = most["million solves a second"]
+        time = f"{few['lrrn']['us']:,.0f} µs" if few else ""
+        rows.append([title, time, f"{rate:.{0 if rate >= 10 else 2}f} million", times])
+    columns = [f"one {figures['device']}", "256 samples", "a second, in large batches", "torch FISTA, times ours"]
+    return f"{table(columns, rows)}\n\n{source('python scripts/gpu.py solving --model FILE', path)}"
+
+
 TABLES = {
     "reproduced": reproduced,
     "record": record,
@@ -172,6 +191,7 @@ TABLES = {
     "fast": fast,
     "gradients": gradients,
     "epoch": epoch,
+    "device": device,
 }
 
 
