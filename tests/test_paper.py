@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
+import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from threading import Barrier
 
 import numpy as np
@@ -267,6 +271,31 @@ def test_on_a_device_a_stop_reaches_what_is_being_measured_and_what_waits(root, 
     monkeypatch.setattr(pool, "choose_device", lambda name: torch.device("cuda"))
     assert pool.carry_out(runs, tmp_path, 2, root, "cpu", False) == {}
     assert all(finished(run, tmp_path / run.name) is not None for run in runs)
+
+
+def test_a_run_stops_when_the_command_that_started_it_is_killed(tmp_path):
+    begin = (
+        "from pathlib import Path; from lrrn.paper import pool; from lrrn.paper.runs import Run; from test_paper import sleeps;"
+        f"pool.in_processes([Run('contrastive', 'mnist')], Path({str(tmp_path)!r}), 1, sleeps, (), lambda run, folder: False)"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    folder = tmp_path / Run("contrastive", "mnist").name
+    folder.mkdir()
+    command = subprocess.Popen([sys.executable, "-c", begin], env={**os.environ, "PYTHONPATH": path})
+    try:
+        wait_for(folder / "asleep")
+    finally:
+        command.kill()
+        command.wait()
+    wait_for(folder / "woken")
+
+
+def wait_for(path, seconds=60):
+    """Wait until there is such a file."""
+    deadline = time.monotonic() + seconds
+    while not path.is_file():
+        assert time.monotonic() < deadline, f"no {path.name} after {seconds} s"
+        time.sleep(0.1)
 
 
 def sleeps(run, folder, *arguments):

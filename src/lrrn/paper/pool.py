@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from threading import Event, Semaphore
+from threading import Event, Semaphore, Thread
 from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
@@ -135,7 +135,8 @@ def in_processes(
 ) -> dict[T, str]:
     """Carry out what is not finished, ``jobs`` runs at a time, each in a process of its own.
 
-    On Ctrl-C every process is told to stop; it leaves a checkpoint, and the next call continues there.
+    On Ctrl-C every process is told to stop; it leaves a checkpoint, and the next call continues there. So it does when this
+    process is killed.
 
     Parameters
     ----------
@@ -212,6 +213,7 @@ def _cost(run: Run) -> float:
 def _child(execute: Callable[..., Any], run: Task, folder: Path, *arguments: Any) -> None:
     # where this program was started in the background, a shell may have had it ignore what is to stop its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    Thread(target=_stop_with_parent, daemon=True).start()
     try:
         execute(run, folder, *arguments)
     except KeyboardInterrupt:
@@ -220,6 +222,14 @@ def _child(execute: Callable[..., Any], run: Task, folder: Path, *arguments: Any
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "error.txt", f"{error}\n\n{traceback.format_exc()}".encode())
         raise SystemExit(1) from error
+
+
+def _stop_with_parent() -> None:
+    """Interrupt this process when the one that started it is gone: whoever starts that again finds nobody at work."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _reason(folder: Path, code: int | None) -> str:
