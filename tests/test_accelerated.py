@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lrrn.solvers import _half_precision, solve
+from lrrn.solvers import _half_precision, accelerated, solve
 from lrrn.solvers._half_precision import fits_in_rows, fits_on_chip, largest_by_squaring
 from lrrn.solvers.base import recompute
 from oracles import random_input, random_network
@@ -101,14 +101,72 @@ def test_equations_of_any_width_are_solved(in_rows):
     torch.testing.assert_close(found.z, exact, rtol=0, atol=1e-8)
 
 
+def equations(sizes, n, dtype, device="cpu", **options):
+    """The adjoint of a random problem, and its solution by dense factorisations in float64."""
+    qp = problem(sizes, n, dtype, device, **options)
+    free = random_input(n, qp.dim, dtype=dtype, device=device) > 0
+    reach = torch.full_like(qp.q, math.inf).masked_fill(~free, 0)
+    h, q = qp.hessian.to(torch.float64).dense(), qp.q.to(torch.float64)
+    exact = torch.zeros_like(q)
+    for i, f in enumerate(free):
+        exact[i, f] = torch.linalg.solve(h[f][:, f], q[i, f])
+    return type(qp)(qp.hessian, qp.q, -reach, reach, linear=True), exact
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("n", [1, 33, 70])
+@pytest.mark.parametrize("sizes", [(5, 3), (9, 20, 17, 4), (300, 200, 10)])
+def test_equations_on_the_cpu_are_solved_by_conjugate_gradients(sizes, n, dtype):
+    qp, exact = equations(sizes, n, dtype, scale=3.0)
+    tol = 1e-4 if dtype == torch.float32 else 1e-9
+    solution = solve(qp, solver="accelerated", tol=tol)
+    assert solution.converged.all()
+    # H is at least one
+    assert ((solution.z - exact).norm(dim=1) <= 1.1 * tol * qp.scale).all()
+    assert (solution.z[qp.hi == 0] == 0).all()
+
+
+def test_conjugate_gradients_take_no_more_steps_than_there_are_units():
+    qp, _ = equations((40, 12), 20, torch.float64, scale=3.0)
+    assert solve(qp, solver="accelerated", tol=1e-10).n_sweeps.max() <= qp.dim + 1
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_equations_of_any_size_are_solved(size):
+    qp, exact = equations((9, 20, 17, 4), 5, torch.float32)
+    qp = type(qp)(qp.hessian, qp.q * size, qp.lo, qp.hi, linear=True)
+    solution = solve(qp, solver="accelerated", tol=1e-5)
+    assert solution.converged.all()
+    assert ((solution.z - size * exact).norm(dim=1) <= 1.1e-5 * qp.scale).all()
+
+
+def test_wide_equations_go_to_conjugate_gradients_on_the_cpu_and_bounds_never():
+    wide, narrow = (random_network((20, units, 3)).energy_snapshot(torch.float64) for units in (1024, 1023))
+    x, v = random_input(2, 20), random_input(2, 1024)
+
+    def used(energy, units):
+        return solve(energy.adjoint(torch.ones_like(v[:, :units]), v[:, :units])).solvers
+
+    assert used(wide, 1024) == ("accelerated",) and used(narrow, 1023) == ("coordinate_descent",)
+    assert solve(wide.free(x)).solvers == ("coordinate_descent",)
+
+
 @pytest.mark.parametrize("kind", [_half_precision.Rows, _half_precision.Equations])
 def test_momentum_outlives_a_round(in_rows, kind):
-    net = random_network((9, 24, 20, 4), beta=(1.0, 1.0, 0.0), device=in_rows, scale=3.0)  # condition about 50
+    outlives_a_round(kind, in_rows)
+
+
+def test_directions_on_the_cpu_outlive_a_round():
+    outlives_a_round(accelerated._Conjugate, "cpu")
+
+
+def outlives_a_round(kind, device):
+    net = random_network((9, 24, 20, 4), beta=(1.0, 1.0, 0.0), device=device, scale=3.0)  # condition about 50
     energy = net.energy_snapshot(torch.float64)
-    qp = energy.free(random_input(4, 9, dtype=torch.float64, device=in_rows))
-    if kind is _half_precision.Equations:
+    qp = energy.free(random_input(4, 9, dtype=torch.float64, device=device))
+    if kind is not _half_precision.Rows:
         z = solve(qp, solver="newton", tol=1e-12).z
-        qp = energy.adjoint(z, random_input(4, qp.dim, dtype=torch.float64, device=in_rows))
+        qp = energy.adjoint(z, random_input(4, qp.dim, dtype=torch.float64, device=device))
 
     def rounds(begin_anew):
         z, stepper = torch.zeros_like(qp.q), kind(qp)
@@ -117,7 +175,7 @@ def test_momentum_outlives_a_round(in_rows, kind):
             if bool((residual <= 1e-8 * qp.scale).all()):
                 return count
             stepper = kind(qp) if begin_anew else stepper
-            stepper.advance(qp, z, g, 8, qp.scale)
+            stepper.advance(qp, z, g, 8, 1e-8 * qp.scale)
         return count
 
     assert rounds(False) < 0.8 * rounds(True)
@@ -165,24 +223,32 @@ def test_the_kernel_leaves_what_is_not_finite_alone(on_chip, most_on_chip, monke
 @pytest.mark.filterwarnings("ignore:(invalid value|All-NaN)")  # NumPy's, where Triton interprets
 @pytest.mark.parametrize("kind", [_half_precision.Rows, _half_precision.Equations])
 def test_a_correction_that_is_not_finite_is_not_added(in_rows, kind):
-    net = random_network((9, 20, 17, 4), dtype=torch.float64, device=in_rows)
+    drops_what_is_not_finite(kind, in_rows)
+
+
+def test_a_correction_on_the_cpu_that_is_not_finite_is_not_added():
+    drops_what_is_not_finite(accelerated._Conjugate, "cpu")
+
+
+def drops_what_is_not_finite(kind, device):
+    net = random_network((9, 20, 17, 4), dtype=torch.float64, device=device)
     energy = net.energy_snapshot(torch.float64)
-    qp = energy.free(random_input(3, 9, dtype=torch.float64, device=in_rows))
-    if kind is _half_precision.Equations:
+    qp = energy.free(random_input(3, 9, dtype=torch.float64, device=device))
+    if kind is not _half_precision.Rows:
         qp = energy.adjoint(torch.ones_like(qp.q), qp.q)
     stepper, z = kind(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
     g, _ = stepper.check(qp, z)
-    stepper.advance(qp, z, g, 4, qp.scale)
+    stepper.advance(qp, z, g, 4, 1e-8 * qp.scale)
     g, _ = stepper.check(qp, z)
     g[1, 3] = -math.inf
     before = z.clone()
-    stepper.advance(qp, z, g, 4, qp.scale)
+    stepper.advance(qp, z, g, 4, 1e-8 * qp.scale)
     moved = (z != before).any(1)
     assert torch.equal(z[1], before[1]) and bool(moved[0]) and bool(moved[2])
     # nothing is kept from that round either, and the next one gets on
     for _ in range(20):
         g, residual = stepper.check(qp, z)
-        stepper.advance(qp, z, g, 8, qp.scale)
+        stepper.advance(qp, z, g, 8, 1e-8 * qp.scale)
     assert bool((residual <= 1e-6 * qp.scale).all())
 
 

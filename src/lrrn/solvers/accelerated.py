@@ -1,12 +1,14 @@
 """Projected gradient with momentum, for wide layers and for any torch device.
 
 Coordinates are scaled by diag(H)^-1/2, so the step is 1 / (L H_jj) with L a bound on the largest eigenvalue of the scaled
-Hessian. Momentum restarts sample by sample when it points uphill (O'Donoghue and Candes, 2015). On a CUDA device the products
-are in half precision, with refinement and units of their own: see :mod:`lrrn.solvers._half_precision`.
+Hessian. Momentum restarts sample by sample when it points uphill (O'Donoghue and Candes, 2015). Problems whose units are fixed
+or free, the adjoint's, are equations, and conjugate gradients solve them in a fraction of the products. On a CUDA device the
+products are in half precision, with refinement and units of their own: see :mod:`lrrn.solvers._half_precision`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -14,9 +16,22 @@ from torch import Tensor
 
 from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
-from lrrn.qp import BoxQP
-from lrrn.solvers._half_precision import LONGEST, Equations, Rows, Tiles, fits_in_rows, fits_on_chip, largest_by_squaring
+from lrrn.qp import BoxQP, kkt_residual, row_norms
+from lrrn.solvers._half_precision import (
+    LONGEST,
+    Equations,
+    Rows,
+    Tiles,
+    fits_in_rows,
+    fits_on_chip,
+    largest_by_squaring,
+    layer_or_own,
+)
 from lrrn.solvers.base import Stepper, once_per_hessian, recompute
+from lrrn.threads import blas_threads, over_rows
+
+MIN_ROWS = 32
+"""Samples whose products are worth a thread of their own."""
 
 
 @final
@@ -27,7 +42,9 @@ class Accelerated:
     patience = 5
 
     def chunk(self, qp: BoxQP) -> int:
-        """Return twice as many where a look at the residual, a product in full precision, costs as much as many steps."""
+        """Return twice as many where a look at the residual costs as much as many steps, or steps look for themselves."""
+        if qp.linear and qp.q.device.type == "cpu":
+            return LONGEST
         return 24 if fits_on_chip(qp) or not fits_in_rows(qp) else LONGEST
 
     def obstacle(self, qp: BoxQP) -> str | None:
@@ -40,7 +57,7 @@ class Accelerated:
             return Tiles(qp)
         if fits_in_rows(qp):
             return Equations(qp) if qp.linear else Rows(qp)
-        return _Momentum(qp)
+        return _Conjugate(qp) if qp.linear else _Momentum(qp)
 
 
 @once_per_hessian
@@ -83,3 +100,92 @@ class _Momentum:
         self._t = self._t[rows]
         if self._ahead is not None:
             self._ahead = self._ahead[rows]
+
+
+@final
+class _Conjugate:
+    """Conjugate gradients on a correction, in the type of the problem and preconditioned by layers' mean diagonals.
+
+    Directions go on from call to call, from the residual as recomputed. On the CPU a sample stops when it has converged. A
+    correction that is not finite is not added.
+    """
+
+    def __init__(self, qp: BoxQP) -> None:
+        self._weight = torch.cat([layer_or_own(part) for part in qp.hessian.split(qp.hessian.diagonal)]).reciprocal()
+        self._direction: Tensor | None = None
+
+    def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
+        size = row_norms(g)[:, None].clamp(min=torch.finfo(z.dtype).tiny)
+        free = (qp.hi > qp.lo).to(z.dtype).expand(qp.n_samples, -1)
+        left = (free * -g).div_(size.to(z.dtype))
+        kept = self._direction
+        direction = left * self._weight if kept is None else kept.div_(size.to(z.dtype))
+        # a little inside the threshold, so that the loop's recomputed residual agrees
+        squared = (0.9 * threshold[:, None] / size).square() if z.device.type == "cpu" else None
+        used = torch.full((qp.n_samples,), sweeps, dtype=torch.int64, device=z.device)
+
+        def work(rows: slice) -> None:
+            part = (left[rows], direction[rows], free[rows], used[rows])
+            moved = self._iterate(qp, *part, sweeps, None if squared is None else squared[rows])
+            unit = size[rows].to(z.dtype)
+            ahead = direction[rows].mul_(unit)
+            finite = (moved.mul_(unit).isfinite() & ahead.isfinite()).all(-1, keepdim=True)
+            z[rows] += torch.where(finite, moved, 0)
+            direction[rows] = torch.where(finite, ahead, 0)
+
+        _in_parts(work, z)
+        self._direction = direction
+        return used
+
+    def _iterate(
+        self, qp: BoxQP, left: Tensor, direction: Tensor, free: Tensor, used: Tensor, sweeps: int, squared: Tensor | None
+    ) -> Tensor:
+        """Return the correction; change what is left of -g, the direction and the iterations spent in place."""
+        moved = torch.zeros_like(left)
+        before = (left * left * self._weight).sum(-1, keepdim=True)
+        done = torch.zeros_like(before, dtype=torch.bool)
+        for k in range(sweeps):
+            product = qp.hessian.matmul(direction).mul_(free)
+            curvature = (direction * product).sum(-1, keepdim=True)
+            # the exact minimum along the line, so that the energy falls even where rounding has spoilt conjugacy
+            step = (left * direction).sum(-1, keepdim=True).div_(torch.where(curvature > 0, curvature, 1))
+            step.masked_fill_(done, 0)
+            moved.addcmul_(direction, step)
+            left.addcmul_(product, step, value=-1)
+            now = (left * left * self._weight).sum(-1, keepdim=True)
+            direction.mul_(now / torch.where(before > 0, before, 1)).addcmul_(left, self._weight)
+            before = now
+            if squared is not None:
+                # what is not finite will not become so
+                reached = ~((left * left).sum(-1, keepdim=True) > squared)
+                used.masked_fill_((reached & ~done)[:, 0], k + 1)
+                done |= reached
+                if bool(done.all()):
+                    break
+        return moved
+
+    def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
+        g = torch.empty_like(z)
+
+        def work(rows: slice) -> None:
+            torch.sub(qp.hessian.matmul(z[rows]), qp.q[rows], out=g[rows])
+
+        _in_parts(work, z)
+        return g, row_norms(kkt_residual(z, g, qp.lo, qp.hi))
+
+    def keep(self, rows: Tensor) -> None:
+        if self._direction is not None:
+            self._direction = self._direction[rows]
+
+
+def _in_parts(work: Callable[[slice], None], z: Tensor) -> None:
+    """Do the work of all rows at once, or on the CPU that of a part of them on each thread."""
+    if z.device.type != "cpu":
+        work(slice(None))
+        return
+
+    def part(start: int, stop: int) -> None:
+        with torch.no_grad(), blas_threads(1):
+            work(slice(start, stop))
+
+    over_rows(part, len(z), MIN_ROWS)
