@@ -164,8 +164,13 @@ def _first_slope(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> tuple
     d_w = torch.mm(w.mT, x).mul_(-a * (1 + beta))
     d_c = None
     if beta:
-        cross = torch.mm(z.mT, w)
-        d_w.addmm_(cross + cross.mT, weight, alpha=a * beta)
+        (n, units), inputs = z.shape, x.shape[1]
+        if units * (n + inputs) > 4 * n * inputs:
+            # the same in fewer multiplications, where the layer is wide for the batch
+            d_w.addmm_(z.mT, w @ weight, alpha=a * beta).addmm_(w.mT, z @ weight, alpha=a * beta)
+        else:
+            cross = torch.mm(z.mT, w)
+            d_w.addmm_(cross + cross.mT, weight, alpha=a * beta)
         if c is not None:
             d_w.addr_(total, c, alpha=-a * beta)
             d_c = torch.mv(weight.mT, total).mul_(-a * beta)

@@ -1,0 +1,81 @@
+"""Adjoints of trained wide layers on the CPU: conjugate gradients against coordinate descent, in the same run.
+
+Takes models that ``lrrn reproduce record --rows wide`` left in its folder. Every answer is compared with a solve in
+float64 to 1e-9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lrrn
+from lrrn import LRRNClassifier, datasets
+from lrrn.qp import BoxQP
+from lrrn.solvers import solve
+
+TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-6}
+"""Those of training and of a prediction."""
+
+
+def adjoints(network: lrrn.LRRN, x: torch.Tensor, dtype: torch.dtype) -> BoxQP:
+    """Return the adjoint of random slopes of the output, as the gradient of a loss asks for."""
+    energy = network.energy_snapshot(dtype)
+    z = solve(energy.free(x.to(dtype)), tol=TOLERANCES[dtype]).z
+    slopes = torch.randn(len(x), network.sizes[-1], dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    v = slopes @ energy.weights[-1]
+    return energy.adjoint(z, v / v.norm(dim=1, keepdim=True))
+
+
+def measured(qp: BoxQP, solver: str, exact: torch.Tensor, repeats: int) -> dict[str, float]:
+    tol = TOLERANCES[qp.q.dtype]
+    solution = solve(qp, solver=solver, tol=tol)
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        solve(qp, solver=solver, tol=tol)
+        seconds.append(time.perf_counter() - start)
+    return {
+        "milliseconds": 1e3 * statistics.median(seconds),
+        "products with H": float(solution.n_sweeps.double().mean()),
+        "largest error": float((solution.z.double() - exact).norm(dim=1).max()),
+        "not converged": int((~solution.converged).sum()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, action="append", required=True, help="may be given again")
+    parser.add_argument("--dataset", action="append", required=True, help="one for each model")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    options = parser.parse_args()
+    report: list[dict[str, Any]] = []
+    for path, name in zip(options.model, options.dataset, strict=True):
+        classifier = lrrn.load(path)
+        assert isinstance(classifier, LRRNClassifier)
+        images = torch.from_numpy(datasets.load(name)[0][:256])
+        for dtype in TOLERANCES:
+            for n in (8, 64, 256):
+                qp = adjoints(classifier.network_, images[:n], dtype)
+                double = BoxQP(qp.hessian.to(torch.float64), qp.q.double(), qp.lo.double(), qp.hi.double(), linear=True)
+                exact = solve(double, tol=1e-9, max_sweeps=5000).z
+                row: dict[str, Any] = {"data": name, "units": qp.dim, "samples": n, "type": str(dtype).removeprefix("torch.")}
+                with lrrn.blas_threads(1):
+                    for solver in ("coordinate_descent", "accelerated"):
+                        row[solver] = measured(qp, solver, exact, options.repeats)
+                row["times as fast"] = row["coordinate_descent"]["milliseconds"] / row["accelerated"]["milliseconds"]
+                print(json.dumps(row), flush=True)
+                report.append(row)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"threads": torch.get_num_threads(), "rows": report}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
