@@ -115,9 +115,10 @@ class _Conjugate:
         self._direction: Tensor | None = None
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
-        size = row_norms(g)[:, None].clamp(min=torch.finfo(z.dtype).tiny)
         free = (qp.hi > qp.lo).to(z.dtype).expand(qp.n_samples, -1)
-        left = (free * -g).div_(size.to(z.dtype))
+        left = free * -g
+        size = row_norms(left)[:, None].clamp(min=torch.finfo(z.dtype).tiny)
+        left.div_(size.to(z.dtype))
         kept = self._direction
         direction = left * self._weight if kept is None else kept.div_(size.to(z.dtype))
         # a little inside the threshold, so that the loop's recomputed residual agrees

@@ -17,7 +17,7 @@ logger = logging.getLogger("lrrn.solvers")
 DIGITS = 2.5
 """What a round of half-precision sweeps is counted on to gain in a well conditioned problem."""
 WIDE = 1024
-"""Units from which equations go to conjugate gradients on the CPU: in trained layers they take a third of the products."""
+"""Units from which equations go to conjugate gradients on the CPU."""
 
 
 @torch.no_grad()

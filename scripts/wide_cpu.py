@@ -1,7 +1,7 @@
-"""Adjoints of trained wide layers on the CPU: conjugate gradients against coordinate descent, in the same run.
+"""Trained wide layers on the CPU: their adjoints by conjugate gradients and by coordinate descent, and a step of training.
 
-Takes models that ``lrrn reproduce record --rows wide`` left in its folder. Every answer is compared with a solve in
-float64 to 1e-9.
+Takes models that ``lrrn reproduce record --rows wide`` left in its folder. Every adjoint is compared with a solve in float64 to
+1e-9. Steps of training are those of the model's own recipe, at a rate so small that the weights stay where they are.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 import lrrn
 from lrrn import LRRNClassifier, datasets
+from lrrn.learning.monitor import condition_number
 from lrrn.qp import BoxQP
 from lrrn.solvers import solve
 
@@ -49,18 +51,33 @@ def measured(qp: BoxQP, solver: str, exact: torch.Tensor, repeats: int) -> dict[
     }
 
 
+def training_step(classifier: LRRNClassifier, X: NDArray[Any], y: NDArray[Any], steps: int) -> float:
+    """Return the seconds of a step, as the median of several passes over so many batches."""
+    classifier.set_params(learning_rate=1e-12, verbose=0)
+    n = steps * classifier.batch_size
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        classifier.partial_fit(X[:n], y[:n])
+        seconds.append((time.perf_counter() - start) / steps)
+    return statistics.median(seconds[1:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, action="append", required=True, help="may be given again")
     parser.add_argument("--dataset", action="append", required=True, help="one for each model")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=12, help="of training, at a time")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
     report: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
     for path, name in zip(options.model, options.dataset, strict=True):
         classifier = lrrn.load(path)
         assert isinstance(classifier, LRRNClassifier)
-        images = torch.from_numpy(datasets.load(name)[0][:256])
+        X, y = datasets.load(name)
+        images = torch.from_numpy(X[:256])
         for dtype in TOLERANCES:
             for n in (8, 64, 256):
                 qp = adjoints(classifier.network_, images[:n], dtype)
@@ -73,8 +90,22 @@ def main() -> None:
                 row["times as fast"] = row["coordinate_descent"]["milliseconds"] / row["accelerated"]["milliseconds"]
                 print(json.dumps(row), flush=True)
                 report.append(row)
+        seconds = training_step(classifier, X, y, options.steps)
+        steps.append(
+            {
+                "data": name,
+                "units": classifier.network_.sizes[1],
+                "condition number": condition_number(classifier.network_),
+                "samples": classifier.batch_size,
+                "seconds of a training step": seconds,
+                "seconds of an epoch of them": seconds * -(-len(X) // classifier.batch_size),
+            }
+        )
+        print(json.dumps(steps[-1]), flush=True)
     if options.json is not None:
-        options.json.write_text(json.dumps({"threads": torch.get_num_threads(), "rows": report}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"threads": torch.get_num_threads(), "adjoints": report, "training": steps}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":
