@@ -43,9 +43,9 @@ class Accelerated:
 
     def chunk(self, qp: BoxQP) -> int:
         """Return twice as many where a look at the residual costs as much as many steps, or steps look for themselves."""
-        if qp.linear and qp.q.device.type == "cpu":
-            return LONGEST
-        return 24 if fits_on_chip(qp) or not fits_in_rows(qp) else LONGEST
+        if fits_on_chip(qp):
+            return 24
+        return LONGEST if fits_in_rows(qp) or (qp.linear and qp.q.device.type == "cpu") else 24
 
     def obstacle(self, qp: BoxQP) -> str | None:
         """Return None: any device, any float type of at least 32 bits."""
