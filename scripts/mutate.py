@@ -111,6 +111,27 @@ MUTANTS = [
         "test_solver_contract.py",
     ),
     Mutant(
+        "let fixed units move with conjugate gradients",
+        "solvers/accelerated.py",
+        "left = free * -g",
+        "left = -g",
+        "test_accelerated.py",
+    ),
+    Mutant(
+        "forget the last direction of conjugate gradients",
+        "solvers/accelerated.py",
+        "direction.mul_(now / torch.where(before > 0, before, 1)).addcmul_(left, self._weight)",
+        "direction.zero_().addcmul_(left, self._weight)",
+        "test_accelerated.py",
+    ),
+    Mutant(
+        "count the slope of a wide layer once",
+        "derivatives.py",
+        ".addmm_(w.mT, z @ weight, alpha=a * beta)",
+        "",
+        "test_derivatives.py",
+    ),
+    Mutant(
         "momentum in the wrong direction",
         "solvers/accelerated.py",
         "torch.addcmul(new, weight, move)",
