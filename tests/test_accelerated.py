@@ -57,6 +57,12 @@ def in_rows(on_chip, monkeypatch):
     return on_chip
 
 
+@pytest.fixture
+def without_kernels(monkeypatch):
+    """Leave the CPU to torch, where kernels could be interpreted too."""
+    monkeypatch.setattr(_half_precision, "has_kernels", lambda t: False)
+
+
 def agrees_with_newton(sizes, n, device):
     for dtype, tol, near in ((torch.float32, 1e-5, 1e-4), (torch.float64, 1e-10, 1e-8)):
         qp = problem(sizes, n, dtype, device)
@@ -116,7 +122,7 @@ def equations(sizes, n, dtype, device="cpu", **options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("n", [1, 33, 70])
 @pytest.mark.parametrize("sizes", [(5, 3), (9, 20, 17, 4), (300, 200, 10)])
-def test_equations_on_the_cpu_are_solved_by_conjugate_gradients(sizes, n, dtype):
+def test_equations_on_the_cpu_are_solved_by_conjugate_gradients(without_kernels, sizes, n, dtype):
     qp, exact = equations(sizes, n, dtype, scale=3.0)
     tol = 1e-4 if dtype == torch.float32 else 1e-9
     solution = solve(qp, solver="accelerated", tol=tol)
@@ -126,12 +132,13 @@ def test_equations_on_the_cpu_are_solved_by_conjugate_gradients(sizes, n, dtype)
     assert (solution.z[qp.hi == 0] == 0).all()
 
 
-def test_conjugate_gradients_take_no_more_steps_than_there_are_units():
-    qp, _ = equations((40, 12), 20, torch.float64, scale=3.0)
-    assert solve(qp, solver="accelerated", tol=1e-10).n_sweeps.max() <= qp.dim + 1
+def test_conjugate_gradients_take_no_more_steps_than_there_are_units(without_kernels):
+    qp, _ = equations((40, 12, 3), 20, torch.float64, scale=3.0)
+    spent = solve(qp, solver="accelerated", tol=1e-10).n_sweeps
+    assert (spent > 3).all() and (spent <= qp.dim + 1).all()
 
 
-def test_equations_whose_squares_overflow_are_solved():
+def test_equations_whose_squares_overflow_are_solved(without_kernels):
     qp, exact = equations((9, 20, 17, 4), 5, torch.float32)
     qp = type(qp)(qp.hessian, qp.q * 1e30, qp.lo, qp.hi, linear=True)
     solution = solve(qp, solver="accelerated", tol=1e-5)
@@ -140,7 +147,7 @@ def test_equations_whose_squares_overflow_are_solved():
     assert ((solution.z - 1e30 * exact).norm(dim=1) <= 1.1e-5 * qp.scale / smallest).all()
 
 
-def test_wide_equations_go_to_conjugate_gradients_on_the_cpu_and_bounds_never():
+def test_wide_equations_go_to_conjugate_gradients_on_the_cpu_and_bounds_never(without_kernels):
     wide, narrow = (random_network((20, units, 3)).energy_snapshot(torch.float64) for units in (1024, 1023))
     x, v = random_input(2, 20), random_input(2, 1024)
 
