@@ -2,6 +2,7 @@ PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
 .PHONY: help demo explore test coverage browser lint types contracts mutate interpret docs scale-out faults fuzz bench \
+	portable portable-quick \
 	reproduce reproduce-quick record clean
 
 help:
@@ -13,6 +14,7 @@ help:
 	@echo "make mutate     inject defects and see that the tests notice"
 	@echo "make scale-out  two ranks against one, ranks killed and restarted, twice the memory scored: in short"
 	@echo "make faults     a process killed and restarted, damaged files, inferences of every scale: in short; make fuzz: in full"
+	@echo "make portable   the numerical tests under other machines' arithmetic and the oldest versions; portable-quick: in short"
 	@echo "make bench      time solving, training and certifying against their peers"
 	@echo "make reproduce  make the paper's tables and figures; make reproduce-quick: a smoke run of minutes"
 	@echo "make record     certified accuracy of our networks and of baselines on MNIST and Fashion-MNIST"
@@ -104,6 +106,14 @@ interpret: .venv/.test
 		tests/test_flat_adam.py tests/test_clock.py tests/test_solver_contract.py -k "accelerated or kernel or adam or clock"
 	TRITON_DEFAULT_FP_FUSION=1 .venv/bin/python scripts/compile_kernels.py
 
+# results that must not depend on the make of the processor, its BLAS, threads or versions
+portable: .venv/.test
+	mkdir -p out
+	.venv/bin/python scripts/portable.py --json out/portable.json
+
+portable-quick: .venv/.test
+	.venv/bin/python scripts/portable.py --quick
+
 # bounded versions; benchmarks/results holds what the full ones found
 scale-out: .venv/.test
 	.venv/bin/python -m pytest -q tests/test_ranks.py
@@ -135,4 +145,4 @@ reproduce-quick: .venv/.package
 	.venv/bin/lrrn reproduce record --dataset mnist --quick --no-download --rows wide,logistic,prototypes
 
 clean:
-	rm -rf .venv .venv-bench .venv-docs .venv-pcx docs/_build docs/api docs/pictures
+	rm -rf .venv .venv-bench .venv-docs .venv-oldest .venv-pcx docs/_build docs/api docs/pictures

@@ -11,6 +11,7 @@ from lrrn.learning.fused import PART_ROWS, FusedStep, edges_of, parts_of
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, total, total_gradients
 from lrrn.solvers.coordinate_descent import LANES
+from tolerances import rounding
 
 NETWORKS = {
     "paper": dict(sizes=(12, 9, 7, 3)),
@@ -68,7 +69,10 @@ def test_losses_and_derivatives_are_those_of_the_general_path(name, n, objective
 @pytest.mark.parametrize("general", [False, True], ids=["compiled", "general"])
 @pytest.mark.parametrize("name", ["paper", "deep, betas apart", "output an unknown"])
 def test_halves_of_a_batch_add_up_to_the_whole_within_rounding(name, general):
-    """Ranks add up parts of a gradient. The phases nearly agree: summed one by one, float32 would lose a hundred times this."""
+    """Ranks add up parts of a gradient. The phases nearly agree: summed one by one, float32 would lose a rounding of each.
+
+    Products over other numbers of rows, and so solves, may differ in their last bits, as BLAS decides.
+    """
     net = network(name, torch.float32)
     whole, flat = batch_of(net, 400), FlatParameters(net)
     with torch.no_grad():
@@ -87,7 +91,9 @@ def test_halves_of_a_batch_add_up_to_the_whole_within_rounding(name, general):
     with flat.attached():
         step = FusedStep(net, Contrastive(), flat, 4e-6)
         at_once, parts = gradient(slice(None)), gradient(slice(0, 230)) + gradient(slice(230, 400))
-    assert float((at_once - parts).norm() / at_once.norm()) <= 1e-6
+        flat.set_gradient(total_gradients(FreeEnergy().terms(net, whole), torch.full((400,), 1 / 400)))
+        one_phase = float(flat.gradient.double().norm())
+    assert float((at_once - parts).norm()) <= rounding(one_phase, 1, torch.float32) / 100
 
 
 def test_float32_agrees_to_float32():

@@ -62,13 +62,13 @@ def gram(w: Any, out: Any) -> None:
     whole = vectors * VECTOR_BYTES // w.itemsize
     if d < TILE or vectors == 0:
         gemm(d, d, d_in, one, w, 0, d_in, False, w, 0, d_in, True, one * 0, out, 0, d)
-        return
-    # the last tile of each row and column reaches back rather than beyond the end
-    for i in range(0, d, TILE):
-        for j in range(0, i + 1, TILE):
-            inner_products(w, min(i, d - TILE), min(j, d - TILE), vectors, out)
-    if whole < d_in:
-        gemm(d, d, d_in - whole, one, w, whole, d_in, False, w, whole, d_in, True, one, out, 0, d)
+    else:
+        # the last tile of each row and column reaches back rather than beyond the end
+        for i in range(0, d, TILE):
+            for j in range(0, i + 1, TILE):
+                inner_products(w, min(i, d - TILE), min(j, d - TILE), vectors, out)
+        if whole < d_in:
+            gemm(d, d, d_in - whole, one, w, whole, d_in, False, w, whole, d_in, True, one, out, 0, d)
     for i in range(d):
         for j in range(i + 1, d):
             out[i, j] = out[j, i]

@@ -15,6 +15,20 @@ from torch import Tensor
 from lrrn.lazy import lazy
 from lrrn.precision import in_full_precision
 
+PANEL = 256
+"""Rows of a factor whose residual is computed at a time."""
+
+
+@in_full_precision
+def gram(w: Tensor) -> Tensor:
+    """Return W W^T of shape (..., d, d), symmetric to the last bit, which a matrix product alone is on some processors only."""
+    return symmetrised(w @ w.mT)
+
+
+def symmetrised(block: Tensor) -> Tensor:
+    """Return the mean of a block and its transpose: addition commutes in floating point, so the result is symmetric exactly."""
+    return torch.add(block, block.mT).mul_(0.5)
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -113,8 +127,11 @@ class BlockTridiagonal:
 
     def frobenius(self) -> float:
         """Frobenius norm of an unbatched matrix."""
-        # entries are divided by the largest one, or squares of large ones would overflow
-        size = max(float(block.abs().max()) for block in self.diag) or 1.0
+        plain = math.sqrt(sum(float(b.square().sum()) for b in self.diag) + 2 * sum(float(b.square().sum()) for b in self.sub))
+        if 1e-100 < plain < math.inf:
+            return plain
+        # entries are divided by the largest one, or squares of large ones overflow
+        size = max(float(block.abs().max()) for block in (*self.diag, *self.sub)) or 1.0
         squares = sum(float((block / size).square().sum()) for block in self.diag)
         squares += 2 * sum(float((block / size).square().sum()) for block in self.sub)
         return size * math.sqrt(squares)
@@ -173,6 +190,35 @@ class BlockCholesky:
     lower: tuple[Tensor, ...]
     below: tuple[Tensor, ...]
     ok: Tensor
+
+    @in_full_precision
+    def defect(self, h: BlockTridiagonal) -> float:
+        """Return a proven bound on the norm of H - F F^T for an unbatched factor, however it was computed; NaN if it has none.
+
+        The difference is computed, and the rounding of that bounded: of an inner product over a row of F, and of one sum.
+        """
+        squares, size = 0.0, 0.0
+        for k, factor in enumerate(self.lower):
+            size += float(factor.square().sum())
+            # panel by panel below the diagonal: the rest mirrors it, and a row of the factor ends at the diagonal
+            for start in range(0, len(factor), PANEL):
+                for first in range(0, start + 1, PANEL):
+                    rows, columns = slice(start, start + PANEL), slice(first, first + PANEL)
+                    left = torch.addmm(
+                        h.diag[k][rows, columns], factor[rows, : first + PANEL], factor[columns, : first + PANEL].mT, alpha=-1
+                    )
+                    if k > 0:
+                        left.addmm_(self.below[k - 1][rows], self.below[k - 1][columns].mT, alpha=-1)
+                    squares += (1 if start == first else 2) * float(left.square().sum())
+        for k, below in enumerate(self.below):
+            squares += 2 * float((h.sub[k] - below @ self.lower[k].mT).square().sum())
+            size += float(below.square().sum())
+        # | |F| |F|^T |_F <= |F|_F^2 = size, so inner products are off by gamma_m size in norm, m their length: EPS is twice the
+        # unit roundoff that gamma is made of. What underflows is below the smallest normal number in each of them
+        length = max(a + b for a, b in zip(h.sizes, (0, *h.sizes), strict=False))
+        info = torch.finfo(h.dtype)
+        rounding = info.eps * ((length + 4) * size + h.frobenius()) + h.dim * length * info.smallest_normal
+        return math.sqrt(squares) * (1 + 1e-10) + rounding
 
     @in_full_precision
     def solve(self, rhs: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import final
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lrrn import verified
-from lrrn.blocks import BlockTridiagonal
 
 _SLACK = 1 + 1e-14
 """Covers the rounding of the few scalar operations after a verified norm."""
@@ -35,7 +35,9 @@ class LipschitzBound(float):
 
     def __new__(cls, per_layer: Sequence[float], method: str) -> LipschitzBound:
         """Multiply the factors of the layers."""
-        bound = super().__new__(cls, math.prod(per_layer) * _SLACK ** len(per_layer))
+        product = math.prod(per_layer) * _SLACK ** len(per_layer)
+        # only a layer that is constant makes the whole constant: a product that underflows does not
+        bound = super().__new__(cls, max(product, sys.float_info.min) if all(per_layer) else product)
         bound.per_layer, bound.method = tuple(per_layer), method
         return bound
 
@@ -83,9 +85,7 @@ def singular_range(w: Tensor) -> tuple[float, float]:
     rows, columns = w.shape
     if rows > columns:
         return 0.0, highest
-    w = w.detach().to(torch.float64)
-    error = 2 * (columns + 2) * verified.EPS * float(w.square().sum())
-    return math.sqrt(verified.smallest_eigenvalue(BlockTridiagonal((w @ w.mT,), ()), error)) / _SLACK, highest
+    return math.sqrt(verified.smallest_eigenvalue(*verified.squared(w.detach().to(torch.float64)))) / _SLACK, highest
 
 
 def _peak(beta: float) -> float:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
+from lrrn import blocks
 from lrrn.constraints import Interval, bounds
 from lrrn.energy import LiftedEnergy
-from lrrn.precision import in_full_precision
 from lrrn.qp import QPSolution
 from lrrn.solvers.coordinate_descent import SINGLE_FROM, THREAD_WORK, panel_plan
 from lrrn.threads import holds_one_thread
@@ -170,15 +170,14 @@ def fitting_structure(energy: LiftedEnergy, x: Tensor) -> Structure | None:
     return structure if total < SINGLE_FROM and x.shape[0] * total < THREAD_WORK else None
 
 
-@in_full_precision
 def gram(w: Tensor, out: Tensor) -> None:
-    """Write W W^T to ``out``."""
+    """Write W W^T to ``out``, symmetric to the last bit."""
     if w.numel() * w.itemsize <= CACHED and w.is_contiguous():
         from lrrn import _gram_numba
 
         _gram_numba.gram(w.numpy(), out.numpy())
     else:
-        torch.mm(w, w.mT, out=out)
+        out.copy_(blocks.gram(w))
 
 
 class _Report:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lrrn import verified
-from lrrn.blocks import BlockTridiagonal
+from lrrn.blocks import BlockTridiagonal, gram, symmetrised
 from lrrn.constraints import Interval, bounds
 from lrrn.lazy import lazy
 from lrrn.precision import in_full_precision
@@ -372,7 +372,7 @@ class LiftedEnergy:
         """Return a_k (I + beta_k W_k W_k^T)."""
         if ("own", k) not in self._blocks:
             w, a, beta = self.weights[k].detach(), self.discounts[k], self.beta[k]
-            block = (w @ w.mT).mul_(a * beta) if beta else w.new_zeros((w.shape[0], w.shape[0]))
+            block = gram(w).mul_(a * beta) if beta else w.new_zeros((w.shape[0], w.shape[0]))
             block.diagonal().add_(a)
             self._blocks["own", k] = block
         return self._blocks["own", k]
@@ -382,7 +382,7 @@ class LiftedEnergy:
         """Return the same plus a_{k+1} (W_{k+1}^T W_{k+1} + beta_{k+1} I), from the layer above."""
         if ("pressed", k) not in self._blocks:
             above, a = self.weights[k + 1].detach(), self.discounts[k + 1]
-            block = torch.addmm(self._own_block(k), above.mT, above, alpha=a)
+            block = symmetrised(torch.addmm(self._own_block(k), above.mT, above, alpha=a))
             if self.beta[k + 1]:
                 block.diagonal().add_(a * self.beta[k + 1])
             self._blocks["pressed", k] = block

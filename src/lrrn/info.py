@@ -20,6 +20,15 @@ from lrrn.threads import workers
 EXTRAS = ("attacks", "explore")
 """Optional parts of the package that users, not developers, install."""
 VARIABLES = ("LRRN_DATA", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+ARITHMETIC = (
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_CBWR",
+    "OPENBLAS_CORETYPE",
+    "NUMBA_CPU_NAME",
+    "NUMBA_CPU_FEATURES",
+)
+"""Variables that make one machine compute as another would."""
 POLICY = (
     "A fit or a command holds BLAS to one thread and restores it afterwards; solvers spread samples over the worker threads, "
     "as many as torch's own number. OMP_NUM_THREADS or torch.set_num_threads sets that number."
@@ -51,6 +60,7 @@ def gather(root: str | os.PathLike[str] | None = None, device: str = "auto") -> 
             "digits": {"train": "embedded in scikit-learn", "test": "embedded in scikit-learn"},
             **{name: {split: _text(path) for split, path in found.items()} for name, found in datasets.find(root).items()},
         },
+        "arithmetic": _arithmetic(),
         "threads": _threads(),
     }
 
@@ -106,13 +116,41 @@ def _devices() -> dict[str, str]:
 
 def processor() -> str:
     """Name the processor, and the widest vectors it has that matter to the kernels."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
+    lines = _cpuinfo()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return name + (", AVX-512" if "avx512f" in flags else ", AVX2" if "avx2" in flags else "")
+    return name + (", AVX-512" if "avx512f" in cpu_flags() else ", AVX2" if "avx2" in cpu_flags() else "")
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the instruction sets of the processor, by the names Linux has for them; none where it cannot be asked."""
+    return frozenset(next((line for line in _cpuinfo() if line.startswith("flags")), "").partition(":")[2].split())
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _arithmetic() -> dict[str, Any]:
+    """Return what decides the last bits of a result on this machine, and so differs from machine to machine."""
+    import numba
+    import scipy.linalg.cython_blas  # noqa: F401  # loaded first, or its BLAS would not be listed
+    from llvmlite import binding
+    from threadpoolctl import threadpool_info
+
+    blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    own = numba.config.CPU_NAME or binding.get_host_cpu_name()
+    return {
+        "processor": processor(),
+        "torch kernels": torch.backends.cpu.get_cpu_capability(),
+        "torch BLAS": "MKL" if torch.backends.mkl.is_available() else "no MKL",
+        "NumPy and SciPy BLAS": [f"{pool['internal_api']} {pool.get('architecture') or ''}".strip() for pool in blas],
+        "compiled kernels for": own,
+        "threads": workers(),
+        "environment": {name: os.environ[name] for name in ARITHMETIC if os.environ.get(name)},
+    }
 
 
 def cores() -> int:

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from lrrn import bounds, verified
-from lrrn.blocks import BlockTridiagonal
+from lrrn.blocks import BlockTridiagonal, gram
 from lrrn.energy import LiftedEnergy
 from lrrn.lazy import lazy
-from lrrn.threads import one_thread
+from lrrn.threads import blas_threads, one_thread
 
 logger = logging.getLogger("lrrn.bounds")
 
@@ -38,6 +38,9 @@ RATE = 2e10
 """Operations a second that a budget in seconds is turned into evaluations by."""
 MANY_UNITS = 512
 """Above so many unknowns a second BLAS thread helps."""
+LEAST, LARGEST = 1e-70, 1e70
+"""Multipliers, constants and norms of inputs' weights outside of this range prove nothing: products of several of them could
+underflow by more than the rounding that proofs allow for, or overflow."""
 FEWEST, MOST = 30, 240
 """Evaluations below which optimising is not worth beginning, and after which it has converged."""
 
@@ -168,6 +171,11 @@ class MultiplierProblem:
         self.free_units = torch.cat([torch.full((d,), f) for d, f in zip(self._h.sizes, free, strict=True)])
 
     @property
+    def is_finite(self) -> bool:
+        """Whether no product of weights overflowed; otherwise there is nothing to optimise."""
+        return self._h.is_finite() and bool(self._input_gram.isfinite().all())
+
+    @property
     def read_out(self) -> Tensor:
         """What turns the last unknown block into the output: W_{L-1} if the output is eliminated, otherwise the identity."""
         if self._energy.eliminated:
@@ -183,8 +191,7 @@ class MultiplierProblem:
     @lazy
     def _input_gram(self) -> Tensor:
         """B B^T, which lives in the first block."""
-        w = self._energy.weights[0]
-        return (w @ w.mT) * self._input_scale**2
+        return gram(self._energy.weights[0]) * self._input_scale**2
 
     @property
     def _input_scale(self) -> float:
@@ -214,10 +221,16 @@ class MultiplierProblem:
         if w.shape[1] <= w.shape[0]:
             # B itself, up to the rounding of one product
             return w * self._input_scale, verified.EPS * self._input_scale * float(w.norm())
-        gram = self._input_gram
-        trace = float(gram.diagonal().sum())
-        shift = 2 * (self._energy.inner_rounding + 8 * (self._first + 8) * verified.EPS) * trace + 1e-300
-        return torch.linalg.cholesky(gram + shift * torch.eye(self._first, dtype=gram.dtype, device=gram.device)), 0.0
+        product = self._input_gram
+        trace = float(product.diagonal().sum())
+        rounding = self._energy.inner_rounding * trace + verified.UNDERFLOW
+        shift = 2 * (rounding + 8 * (self._first + 8) * verified.EPS * trace)
+        shifted = BlockTridiagonal((product + shift * torch.eye(self._first, dtype=product.dtype),), ())
+        factor = shifted.cholesky()
+        # R R^T = B B^T + shift I - (the factor's residual and rounding), which is to leave something of the shift
+        if bool(factor.ok) and factor.defect(shifted) + rounding + 4 * verified.EPS * (trace + shift) < shift:
+            return factor.lower[0], 0.0
+        return torch.zeros_like(product), math.inf
 
     def start(self) -> Tensor:
         """Return multipliers that reproduce the spectral bound, up to a little slack: where optimisation begins."""
@@ -275,20 +288,21 @@ class MultiplierProblem:
 
     def _is_proven(self, lam: Tensor, c: Tensor, rho: float) -> bool:
         """Whether G is proven positive definite, the rounding made in computing it included."""
+        trace, largest = float(self._input_gram.diagonal().sum()), float(lam.abs().max())
+        if not all(LEAST < size < LARGEST for size in (rho, largest, math.sqrt(trace))):
+            return False
         parts = self._h.split(lam[None])
         parts = tuple(part[0] for part in parts)
         diag = [part[:, None] * block + block * part for part, block in zip(parts, self._h.diag, strict=True)]
         sub = [(parts[k + 1][:, None] + parts[k]) * block for k, block in enumerate(self._h.sub)]
         gain = parts[0][:, None] * self._input_gram * parts[0] / rho**2
-        square = c.mT @ c
+        square = gram(c.mT)
         diag[0] = diag[0] - gain
         diag[-1] = diag[-1] - square
         # entries of H, B B^T and C^T C carry the rounding of inner products, those of G a few operations more
-        energy, largest = self._energy, float(lam.abs().max())
-        rounding = energy.inner_rounding
+        rounding = self._energy.inner_rounding
         size = 2 * largest * (float(self._h.diagonal.sum()) + self._h.frobenius())
         size += float(square.diagonal().sum()) + float(c.square().sum())
-        trace = float(self._input_gram.diagonal().sum())
         size += 2 * float(parts[0].abs().max()) ** 2 * trace / rho**2 + float(gain.norm())
         return verified.is_positive_definite(BlockTridiagonal(tuple(diag), tuple(sub)), 0.0, 2 * rounding * size)
 
@@ -296,6 +310,8 @@ class MultiplierProblem:
 
     def network(self, ceiling: float, seconds: float) -> Multipliers:
         """Return a proven constant of the whole output, at most ``ceiling``."""
+        if not self.is_finite:
+            return Multipliers(ceiling, torch.zeros(self._h.dim, dtype=self._h.dtype))
         evaluations = self.affordable(seconds)
         if evaluations < FEWEST:
             logger.info("multiplier bound: %.3g s are not enough for %d units; the other bounds stand", seconds, self._h.dim)
@@ -324,6 +340,8 @@ class MultiplierProblem:
         float64 Tensor of shape (m,)
         """
         out = ceilings.clone()
+        if not self.is_finite:
+            return out
         evaluations = min(self.affordable(seconds / max(len(rows), 1)), MOST)
         with self.threads():
             scales, estimates = self.scales(lam, rows)
@@ -348,7 +366,7 @@ class MultiplierProblem:
         h, d = self._dense, self._first
         factor, info = torch.linalg.cholesky_ex(lam[:, None] * h + h * lam)
         if int(info) != 0:
-            return torch.ones(len(rows)), torch.full((len(rows),), math.inf)
+            return h.new_ones(len(rows)), h.new_full((len(rows),), math.inf)
         r = self._input_root.shape[1]
         right = h.new_zeros((len(h), r + len(rows)))
         right[:d, :r] = lam[:d, None] * self._input_root
@@ -360,13 +378,15 @@ class MultiplierProblem:
         factors = 1 + torch.logspace(-3, 3, 61, dtype=h.dtype, device=h.device)
         t = factors[:, None] * tau  # (61, m)
         weight = factors[:, None] / (factors[:, None] - 1)
-        # the largest root of 1 = weight * sum_i cross_i / (root - t values_i), by bisection above the last pole
-        low = t * values[-1]
-        high = low + weight * cross.sum(0)
-        for _ in range(60):
-            middle = (low + high) / 2
-            total = weight * (cross / (middle[:, None] - t[:, None] * values[:, None])).sum(1)
-            low, high = torch.where(total > 1, middle, low), torch.where(total > 1, high, middle)
+        # the largest root of 1 = weight * sum_i cross_i / (root - t values_i), by bisection above the last pole; on one thread,
+        # since hundreds of short operations on several would wait for each other beside another busy process
+        with blas_threads(1):
+            low = t * values[-1]
+            high = low + weight * cross.sum(0)
+            for _ in range(60):
+                middle = (low + high) / 2
+                total = weight * (cross / (middle[:, None] - t[:, None] * values[:, None])).sum(1)
+                low, high = torch.where(total > 1, middle, low), torch.where(total > 1, high, middle)
         best = high.argmin(0)
         chosen = torch.arange(len(rows), device=h.device)
         return t[best, chosen], high[best, chosen].sqrt()

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from lrrn import verified
-from lrrn.blocks import BlockTridiagonal
 from lrrn.lazy import lazy
 
 _UP = 1 + 1e-12
@@ -140,11 +139,9 @@ def proven_norm(w: Tensor) -> float:
     """
     w = w.detach().to(torch.float64)
     thin = w if len(w) <= w.shape[1] else w.mT
-    gram = BlockTridiagonal((thin @ thin.mT,), ())
-    # fl(W W^T) differs from W W^T by at most gamma_d |W|_F^2 in norm
-    error = 2 * (thin.shape[1] + 2) * verified.EPS * float(thin.square().sum())
+    gram, error = verified.squared(thin)
     largest = float(torch.linalg.eigvalsh(gram.diag[0])[-1])
-    candidate = largest * (1 + 1e-10) + 2 * verified.cholesky_margin(gram, largest, error)
+    candidate = largest * (1 + 1e-10) + 2 * verified.margin(gram, largest, error)
     if verified.is_positive_definite(gram.negated(), candidate, error):
         return math.sqrt(candidate) * (1 + 4 * verified.EPS)
     return verified.spectral_norm(w)
