@@ -65,7 +65,7 @@ def diagonal_and_step(h: BlockTridiagonal) -> tuple[Tensor, Tensor]:
     """Return diag(H) and the step of each unit, 1 / (L H_jj)."""
     if h.device.type == "cpu":
         double = h.to(torch.float64)
-        largest: Any = verified.largest_eigenvalue(double.scaled(double.diagonal.rsqrt()))
+        largest: Any = verified.largest_for_steps(double.scaled(double.diagonal.rsqrt()))
     else:
         largest = largest_by_squaring(h.scaled(h.diagonal.rsqrt()).dense(), 4)
     # the float32 products of the iteration deviate from exact ones by a relative 1e-6 or so
@@ -81,6 +81,21 @@ class _Momentum:
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         ahead = z.clone() if self._ahead is None else self._ahead
+        self._ahead = (self._compiled if z.device.type == "cpu" else self._on_device)(qp, z, ahead, sweeps)
+        return torch.full((qp.n_samples,), sweeps, dtype=torch.int64, device=z.device)
+
+    def _compiled(self, qp: BoxQP, z: Tensor, ahead: Tensor, sweeps: int) -> Tensor:
+        """Take the products on BLAS's threads and everything else in one pass, with which nothing has to be waited for."""
+        from lrrn.solvers._momentum_numba import momentum_step
+
+        lo, hi = (bound.expand(qp.n_samples, -1) for bound in (qp.lo, qp.hi))
+        given = (qp.q, lo, hi, self._step, self._diagonal, z, ahead, self._t[:, 0])
+        arrays = [tensor.numpy() for tensor in given]
+        for _ in range(sweeps):
+            momentum_step(qp.hessian.matmul(ahead).numpy(), *arrays)
+        return ahead
+
+    def _on_device(self, qp: BoxQP, z: Tensor, ahead: Tensor, sweeps: int) -> Tensor:
         here, t = z, self._t
         for _ in range(sweeps):
             new = qp.project(torch.addcmul(ahead, qp.gradient(ahead), self._step, value=-1))
@@ -90,8 +105,8 @@ class _Momentum:
             weight = torch.where(uphill, 0.0, (t - 1) / t_new)
             ahead, here, t = torch.addcmul(new, weight, move), new, t_new
         z.copy_(here)
-        self._ahead, self._t = ahead, t
-        return torch.full((qp.n_samples,), sweeps, dtype=torch.int64, device=z.device)
+        self._t = t
+        return ahead
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
         return recompute(qp, z)

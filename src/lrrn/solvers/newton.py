@@ -52,7 +52,7 @@ def scaled_to_unit_diagonal(h: BlockTridiagonal) -> tuple[Tensor, BlockTridiagon
     h = h.to(torch.float64)
     root = h.diagonal.sqrt()
     scaled = h.scaled(root.reciprocal())
-    return root, scaled, 1 / verified.largest_eigenvalue(scaled)
+    return root, scaled, 1 / verified.largest_for_steps(scaled)
 
 
 @final
