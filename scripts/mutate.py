@@ -49,7 +49,7 @@ MUTANTS = [
     Mutant(
         "forget the pull of the layer above",
         "energy.py",
-        "block = torch.addmm(self._own_block(k), above.mT, above, alpha=a)",
+        "block = symmetrised(torch.addmm(self._own_block(k), above.mT, above, alpha=a))",
         "block = self._own_block(k).clone()",
         "test_energy.py",
     ),
@@ -162,7 +162,68 @@ MUTANTS = [
         "test_bounds.py",
     ),
     Mutant(
-        "estimate sold as a bound", "verified.py", "* EPS * trace + error", "* 0 * trace - 1e-3 * error", "test_verified.py"
+        "leave the error of a matrix out of a proof",
+        "verified.py",
+        "return _allowance(h, shift) + error",
+        "return _allowance(h, shift)",
+        "test_verified.py",
+    ),
+    Mutant(
+        "believe a factorisation whatever it leaves",
+        "verified.py",
+        "bool(factor.ok) and factor.defect(shifted) + rounding < _allowance(h, shift)",
+        "bool(factor.ok)",
+        "test_portable.py",
+    ),
+    Mutant(
+        "lose squares that underflow",
+        "verified.py",
+        "error + (UNDERFLOW if bool(w.any()) else 0.0)",
+        "error",
+        "test_portable.py",
+    ),
+    Mutant(
+        "Hessians as symmetric as a product happens to be",
+        "blocks.py",
+        "return torch.add(block, block.mT).mul_(0.5)",
+        "return block.clone()",
+        "test_portable.py",
+    ),
+    Mutant(
+        "let the structure be changed under a snapshot",
+        "network.py",
+        "if name in STRUCTURE and name in self.__dict__:",
+        "if False:",
+        "test_network.py",
+    ),
+    Mutant("warn where an error was asked for", "network.py", 'if on_failure == "raise":', "if False:", "test_network.py"),
+    Mutant(
+        "name any of several equal outputs",
+        "certify/radius.py",
+        "best, runner_up = top_two(y)",
+        "runner_up, best = top_two(y)",
+        "test_certify.py::test_equal_outputs_have_one_label_everywhere",
+    ),
+    Mutant(
+        "error of a margin by the computed runner-up alone",
+        "certify/radius.py",
+        "error = (doubt - (second - y)).scatter(1, best[:, None], -math.inf).amax(-1)",
+        "error = doubt.gather(1, runner_up[:, None])[:, 0]",
+        "test_certify.py::test_the_error_bound_covers_every_output_that_may_be_second",
+    ),
+    Mutant(
+        "fade the barrier far from the central path",
+        "certify/local.py",
+        "if decrement < NEAR * weight:",
+        "if decrement < 60 * weight:",
+        "test_local.py::test_local_radii_are_what_an_independent_solver_makes_of_the_same_dual",
+    ),
+    Mutant(
+        "leave conditions out although they are violated",
+        "certify/local.py",
+        "new = (violation > 0) & ~self.active",
+        "new = (violation > 1e9) & ~self.active",
+        "test_local.py::test_local_radii_are_what_an_independent_solver_makes_of_the_same_dual",
     ),
     Mutant(
         "claim without proof", "verified.py", "if is_positive_definite(h, -candidate, error):", "if True:", "test_verified.py"
@@ -451,8 +512,8 @@ MUTANTS = [
     Mutant(
         "let a unit with an upper bound have a sign of its slack",
         "certify/local.py",
-        "~problem.two_sided & ((sample.low > 0) | _near(slack)),",
-        "((sample.low > 0) | _near(slack)),",
+        "for which in (sides | True, sides, ~sides))",
+        "for which in (sides | True, sides, sides | True))",
         "test_local.py",
     ),
     Mutant(
@@ -485,9 +546,9 @@ MUTANTS = [
     ),
     Mutant(
         "forget what later solves may be off by where samples share a solve",
-        "certify/shared.py",
-        "lead = leads[rows, rival] - extra[rows, rival] * most - lengths[rival] * sample.drift[rows]",
-        "lead = leads[rows, rival] * 1.05",
+        "certify/local.py",
+        "return most, torch.where(free, lead, lead - extra * most)",
+        "return most, lead * 1.05",
         "test_local.py",
     ),
     Mutant(

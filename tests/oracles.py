@@ -199,6 +199,61 @@ def by_osqp(qp: PlainQP) -> np.ndarray:
     return problem.solve(raise_error=True).x
 
 
+def best_dual(
+    h: np.ndarray,
+    root: np.ndarray,
+    c: np.ndarray,
+    d: np.ndarray,
+    lead: float,
+    low: np.ndarray,
+    high: np.ndarray,
+    slack: np.ndarray,
+) -> float:
+    """Maximise the dual of docs/theory/local-radii.md, (6), over all multipliers, as a semidefinite programme by Clarabel.
+
+    The largest t for which |u|^2 + sum theta_k f_k(v, u) - t is a nonnegative form of (v, u, 1), with f_k <= 0 the conditions;
+    infinite if there is no largest one.
+    """
+    import clarabel
+    from scipy import sparse
+
+    m, r = root.shape
+    n = m + r + 1
+    one = np.eye(n)[-1]
+    at_low = np.hstack([np.eye(m), np.zeros((m, r)), low[:, None]])  # v + low
+    under = np.hstack([-np.eye(m), np.zeros((m, r)), np.where(np.isfinite(high), high, 0.0)[:, None]])  # high - v
+    force = np.hstack([h, -root, slack[:, None]])  # w + slack
+
+    def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return (np.outer(a, b) + np.outer(b, a)) / 2
+
+    two = np.isfinite(high)
+    forms = [product(np.concatenate([c, d, [lead]]), one)]
+    for i in range(m):
+        forms += [product(at_low[i], force[i]), -product(at_low[i], one)]
+        forms += [-product(under[i], force[i]), -product(under[i], one)] if two[i] else [-product(force[i], one)]
+    start = np.zeros((n, n))
+    start[m : m + r, m : m + r] = np.eye(r)
+    upper = [(i, j) for j in range(n) for i in range(j + 1)]
+
+    def stacked_upper(a: np.ndarray) -> np.ndarray:
+        return np.array([a[i, j] * (1 if i == j else np.sqrt(2)) for i, j in upper])
+
+    k = len(forms)
+    columns = np.stack([-stacked_upper(form) for form in (*forms, -np.outer(one, one))], 1)
+    constraints = sparse.csc_matrix(np.vstack([np.eye(k, k + 1) * -1, columns]))
+    right = np.concatenate([np.zeros(k), stacked_upper(start)])
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    cones = [clarabel.NonnegativeConeT(k), clarabel.PSDTriangleConeT(n)]
+    objective = np.append(np.zeros(k), -1.0)
+    found = clarabel.DefaultSolver(sparse.csc_matrix((k + 1, k + 1)), objective, constraints, right, cones, settings).solve()
+    if found.status == clarabel.SolverStatus.DualInfeasible:
+        return np.inf
+    assert found.status in (clarabel.SolverStatus.Solved, clarabel.SolverStatus.AlmostSolved), found.status
+    return float(found.x[-1])
+
+
 def random_network(
     sizes: tuple[int, ...],
     beta: float | tuple[float, ...] = 1.0,

@@ -70,8 +70,7 @@ def test_peers_agree_with_the_reference(name):
 
 
 def test_bounds_on_both_sides_reach_the_peers():
-    net = random_network((12, 6, 4, 3), 0, torch.float64)
-    net.intervals = (lrrn.bench.problems.LRRN((1, 1), output_constraint=(0.1, 0.3)).intervals[0],) * 2 + net.intervals[2:]
+    net = lrrn.LRRN((12, 6, 4, 3), constraint=(0.1, 0.3), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     problem = free_phase(net, images(4, 12, 1, torch.float64), "box")
     assert problem.qp.lo.max() == 0.1 and problem.qp.hi.max() == pytest.approx(0.3)
     for name in ("quadprog, in a loop", "osqp, in a loop"):

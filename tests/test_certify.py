@@ -215,3 +215,35 @@ def test_float32_networks_are_certified_for_their_exact_weights():
     x = random_input(20, 8, dtype=torch.float32)
     double = copy.deepcopy(net).double()
     torch.testing.assert_close(lrrn.certify(net, x).radius, lrrn.certify(double, x.double()).radius, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_error_bound_covers_every_output_that_may_be_second(seed):
+    """Runners-up that nearly tie, read off very different rows, at a loose solve: which is second in truth is not known."""
+    net = random_network((8, 6, 4), gamma=0.3, scale=1.5, seed=seed)
+    x = random_input(8, 8, seed=seed)
+    exact = net.infer(x, tol=1e-12).output
+    with torch.no_grad():
+        # the second output is the first less a constant; at the first sample the others nearly tie with it
+        net.W[-1][1], net.b[-1][1] = net.W[-1][0], net.b[-1][0] - 1.0
+        net.b[-1][2:] += exact[0, 0] - 1.0 - exact[0, 2:]
+    exact = net.infer(x, tol=1e-12).output.topk(2).values
+    truth = exact[:, 0] - exact[:, 1]
+    for tol in (0.3, 0.03):
+        certificate = lrrn.certify(net, x, "spectral", tol=tol)
+        assert ((certificate.margin - truth).abs() <= certificate.error_bound + 1e-9).all()
+
+
+@pytest.mark.parametrize("n_outputs", [2, 3, 10, 40])
+def test_equal_outputs_have_one_label_everywhere(n_outputs):
+    net, x = random_network((5, 4, n_outputs)), random_input(6, 5)
+    with torch.no_grad():
+        net.W[-1].zero_()
+        net.b[-1].fill_(0.5)
+        net.b[-1][0] = 0.0  # the first of the largest is the second
+    for method in ("spectral", "shared"):
+        certificate = lrrn.certify(net, x, method)
+        assert (certificate.prediction == 1).all() or n_outputs == 2
+        assert torch.equal(certificate.prediction, net(x).argmax(1))
+        assert torch.equal(certificate.prediction, net.infer(x).output.argmax(1))
+        assert n_outputs == 2 or (not certificate.margin.any() and not certificate.radius.any())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -155,3 +156,30 @@ def test_bad_requests():
         energy_interval(net, x, -0.1)
     assert (decision_radius(net, x, -1.0) == math.inf).all()
     assert lrrn.certify(net, x).prediction.shape == (2,)
+
+
+def test_thresholds_and_energies_that_are_not_numbers_are_refused():
+    net, x = random_network((5, 4, 3)), random_input(2, 5)
+    with pytest.raises(ValueError, match="threshold must be an energy; got NaN"):
+        decision_radius(net, x, math.nan)
+    good, bad, none = torch.tensor([1.0, 2.0]), torch.tensor([1.0, math.nan]), torch.tensor([])
+    for familiar, strange, name in (
+        (bad, good, "familiar"),
+        (good, bad, "strange"),
+        (none, good, "familiar"),
+        (good, none, "strange"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must hold ends of energy intervals"):
+            certified_auroc(familiar, strange)
+    assert certified_auroc(good, torch.tensor([math.inf, 1.5])) == 0.75
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_error_of_a_margin_of_energies_covers_both_sides(seed):
+    net, x = random_network((6, 5, 4), scale=1.5, seed=seed), random_input(5, 6, seed=seed)
+    exact = certify_energies(net, x, tol=1e-12).margin
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for tol in (1e-2, 0.3):
+            loose = certify_energies(net, x, tol=tol)
+            assert ((loose.margin - exact).abs() <= loose.error_bound * (1 + 1e-9) + 1e-9).all()

@@ -11,11 +11,14 @@ import pytest
 import torch
 from scipy.special import softmax
 from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import recall_score
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 
+import lrrn
 from lrrn import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.estimators import _base
 from lrrn.learning import checkpoint
@@ -841,3 +844,22 @@ def test_later_calls_of_partial_fit_must_agree_on_the_classes():
     model = classifier().partial_fit(X, names, classes=["a", "b", "c"]).partial_fit(X, names, classes=["c", "b", "a"])
     with pytest.raises(ValueError, match="differ from those of the first call"):
         model.partial_fit(X, names, classes=["a", "b"])
+
+
+@pytest.mark.parametrize("estimator", [LRRNClassifier, LRRNRegressor, LRRNEnergyModel])
+def test_predictions_can_refuse_what_did_not_converge(estimator, monkeypatch):
+    X, y = load_digits(return_X_y=True)
+    X, y = X[:200] / 16, y[:200]
+    with pytest.raises(ValueError, match="on_failure must be one of"):
+        estimator(on_failure="shrug").fit(X, y)
+    model = estimator(hidden_sizes=(16,), epochs=2, early_stopping=True, random_state=0, on_failure="raise").fit(X, y)
+    assert len(model.predict(X)) == len(X)
+    infer = model.network_.infer
+    monkeypatch.setattr(
+        model.network_, "infer", lambda x, y=None, **options: infer(x, y, **{**options, "tol": 1e-12, "max_sweeps": 1})
+    )
+    for ask in (model.predict, model.energy):
+        with pytest.raises(lrrn.ConvergenceError, match="did not converge"):
+            ask(X)
+    with pytest.warns(ConvergenceWarning, match="did not converge"):
+        model.set_params(on_failure="warn").predict(X)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
+from sklearn.exceptions import ConvergenceWarning
 
 import lrrn
 from lrrn.certify import minimal_perturbation, pgd
 from lrrn.certify.local import Dual, LocalProblem, Sample
-from oracles import random_input, random_network
+from oracles import best_dual, random_input, random_network
 from test_certify import CASES, make, worst_within
 
 BY_HAND = [
@@ -101,9 +103,10 @@ def test_the_dual_at_any_multipliers_is_below_every_perturbation_that_changes_th
 def test_derivatives_of_dual_and_barrier_by_finite_differences(constraint):
     dual, label = dual_of(random_network((6, 7, 5, 3), constraint=constraint, scale=1.5, seed=7), random_input(1, 6, seed=8), 1)
     rival = 1 if label != 1 else 0
+    dual.active = dual.active | True
     theta, _ = begun(dual, label, rival)
     n = dual.n_products
-    gradient, matrix, pull, stiffness = dual.derivatives(dual.at(theta), dual.terms(theta).lam)
+    gradient, (matrix, pull, stiffness) = derivatives(dual, theta)
     step, scale = 1e-5, theta.clamp(min=1e-3)
     for i in range(len(theta)):
         up, down = theta.clone(), theta.clone()
@@ -112,16 +115,21 @@ def test_derivatives_of_dual_and_barrier_by_finite_differences(constraint):
         points = dual.at(up), dual.at(down)
         by_value = (points[0].value - points[1].value) / (2 * step * scale[i])
         assert float(by_value) == pytest.approx(float(gradient[i]), rel=1e-4, abs=1e-6)
-        slopes = [dual.derivatives(point, dual.terms(at).lam) for point, at in zip(points, (up, down), strict=True)]
+        slopes = [derivatives(dual, at) for at in (up, down)]
         torch.testing.assert_close((slopes[1][0] - slopes[0][0]) / (2 * step * scale[i]), matrix[i], rtol=1e-3, atol=1e-4)
         by_barrier = (points[0].barrier - points[1].barrier) / (2 * step * scale[i])
         if 1 <= i <= n:
             assert float(by_barrier) == pytest.approx(float(pull[i - 1]), rel=1e-4, abs=1e-6)
             torch.testing.assert_close(
-                (slopes[1][2] - slopes[0][2]) / (2 * step * scale[i]), stiffness[i - 1], rtol=1e-3, atol=1e-4
+                (slopes[1][1][1] - slopes[0][1][1]) / (2 * step * scale[i]), stiffness[i - 1], rtol=1e-3, atol=1e-4
             )
         else:
             assert float(by_barrier) == pytest.approx(0.0, abs=1e-6)
+
+
+def derivatives(dual, theta):
+    point = dual.at(theta)
+    return dual.gradient(point), dual.curvature(point, dual.terms(theta).lam)
 
 
 def one_unit(low, slack, c, high=math.inf, error=0.0):
@@ -165,6 +173,67 @@ def test_errors_of_the_data_are_inside_a_proof():
         for error, proven in ((1e-6, True), (3.0, False)):
             dual.sample = replace(exact, **{name: torch.tensor(error, dtype=torch.float64)})
             assert dual.is_proven(theta, square) is proven, (name, error)
+
+
+SHAPES = [(6, 7, 5, 3), (8, 10, 4), (5, 12, 3), (12, 6, 6, 3)]
+
+
+def varied(k):
+    """Networks of several kinds, and inputs near and far."""
+    net = random_network(
+        SHAPES[k % 4], constraint=["nonneg", "box", (-0.3, 0.4)][k % 3], scale=[0.3, 1.0, 2.5][k // 4 % 3], seed=k
+    )
+    return net, random_input(3, net.sizes[0], seed=k) * [1, 3, 10][k // 4 % 3]
+
+
+@pytest.mark.parametrize("k", range(18))
+def test_local_radii_are_what_an_independent_solver_makes_of_the_same_dual(k):
+    net, x = varied(k)
+    problem, (z, g) = LocalProblem(net), solved(net, x)
+    y = net.infer(x, tol=1e-10).output
+    exact = lrrn.certify(net, x, "local", guarantee="exact", tol=1e-10).radius
+    for i, label in enumerate(y.argmax(-1).tolist()):
+        sample = problem.sample(z[i], g[i], torch.tensor(0.0, dtype=torch.float64))
+        state = [t.numpy() for t in (sample.low, sample.high, sample.slack)]
+        squares = [
+            best_dual(
+                problem.h.numpy(),
+                problem.root.numpy(),
+                (problem.c[label] - problem.c[j]).numpy(),
+                (problem.d[label] - problem.d[j]).numpy(),
+                float(y[i, label] - y[i, j]),
+                *state,
+            )
+            for j in range(y.shape[1])
+            if j != label
+        ]
+        best = math.sqrt(max(min(squares), 0.0))
+        assert exact[i] <= best * (1 + 1e-3)
+        assert exact[i] >= 0.99 * best or math.isinf(best)
+
+
+@pytest.mark.parametrize("tol", [1e-6, 1e-4])
+@pytest.mark.parametrize("k", range(12))
+def test_an_exact_radius_is_not_below_a_deployed_one(k, tol):
+    net, x = varied(k)
+    for method in ("shared", "local"):
+        exact, deployed = (lrrn.certify(net, x, method, guarantee=name, tol=tol).radius for name in ("exact", "deployed"))
+        assert (exact >= deployed).all()
+
+
+@pytest.mark.parametrize("method", ["multiplier", "shared", "local"])
+@pytest.mark.parametrize(("layer", "size"), [(0, 0.0), (0, 1e-155), (0, 1e-160), (1, 0.0), (1, 1e-155), (0, 1e155)])
+def test_weights_of_any_size_give_radii_or_none(method, layer, size):
+    net, x = random_network((6, 5, 3), seed=3), random_input(4, 6, seed=4)
+    with torch.no_grad():
+        net.W[layer].mul_(size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        certificate = lrrn.certify(net, x, method)
+    assert (certificate.radius >= 0).all() and certificate.radius.isfinite().all()
+    # a first layer that is next to nothing moves the output by next to nothing
+    if layer == 0 and size < 1:
+        assert (certificate.radius[certificate.margin > 1e-6] > 1e6).all() or size == 0.0
 
 
 def test_a_network_without_kinks_has_the_radius_of_its_jacobian():

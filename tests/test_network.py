@@ -288,3 +288,29 @@ def test_works_in_sequential_with_an_optimiser_and_no_warnings():
 def test_input_of_exact_zeros():
     net = lrrn.LRRN((4, 3, 2))
     assert net.infer(torch.zeros(2, 4)).converged.all()
+
+
+@pytest.mark.parametrize("name", ["beta", "gamma", "intervals", "sizes"])
+def test_the_structure_cannot_be_changed_under_what_rests_on_it(name):
+    """A radius made of one energy and a label of another would be wrong."""
+    net, x = random_network((6, 5, 4, 3)), random_input(3, 6)
+    before = net.infer(x).output
+    with pytest.raises(AttributeError, match=f"{name} is part of the network's structure.*load_state_dict"):
+        setattr(net, name, getattr(random_network((6, 5, 4, 3), beta=0.2, gamma=0.9, constraint="box"), name))
+    assert torch.equal(net.infer(x).output, before)
+    # copies and pickles are networks like any other
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert getattr(twin, name) == getattr(net, name)
+        with pytest.raises(AttributeError):
+            setattr(twin, name, None)
+
+
+def test_a_solve_that_fails_can_be_an_error():
+    net, x = random_network((6, 5, 4, 3)), random_input(3, 6)
+    with pytest.raises(lrrn.ConvergenceError, match=r"3 of 3 samples did not converge.*raise max_sweeps"):
+        net.infer(x, tol=1e-12, max_sweeps=1, solver="accelerated", on_failure="raise")
+    with pytest.warns(ConvergenceWarning, match="3 of 3"):
+        net.infer(x, tol=1e-12, max_sweeps=1, solver="accelerated")
+    assert net.infer(x, on_failure="raise").converged.all()
+    with pytest.raises(ValueError, match="on_failure must be one of 'warn', 'raise'; got 'ignore'"):
+        net.infer(x, on_failure="ignore")

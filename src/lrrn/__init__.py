@@ -9,7 +9,7 @@ from lrrn.certify import Certificate, certify, output_interval
 from lrrn.constraints import Interval
 from lrrn.network import LRRN
 from lrrn.qp import Status
-from lrrn.solution import Solution
+from lrrn.solution import ConvergenceError, Solution
 from lrrn.threads import blas_threads
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LRRN",
     "Certificate",
+    "ConvergenceError",
     "Interval",
     "LRRNClassifier",
     "LRRNEnergyModel",

@@ -18,7 +18,7 @@ from lrrn.energy import LiftedEnergy
 from lrrn.implicit import minimiser, prediction, without_autocast
 from lrrn.multiplier import network_multipliers
 from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution
-from lrrn.solution import Solution, warn_if_not_converged
+from lrrn.solution import Solution, check_on_failure, raise_if_not_converged, warn_if_not_converged
 from lrrn.solvers import solve, solve_fixed
 
 AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
@@ -28,6 +28,8 @@ BUDGET = {"auto": 5.0, "multiplier": 300.0}
 """Seconds that bounds may take to optimise, unless said otherwise."""
 FLOAT32_FLOOR = 4e-6
 """A tolerance below this asks for more than float32 can resolve, and inference works in float64."""
+STRUCTURE = frozenset(("sizes", "beta", "gamma", "intervals"))
+"""Attributes that are set once: bounds, solves and what is kept of them for later rest on the same ones."""
 JUDGED_AT_ONCE = 2**13
 """Rows of a float32 batch whose residuals are computed again in float64 at a time."""
 
@@ -68,6 +70,8 @@ class LRRN(nn.Module):
 
     Attributes
     ----------
+    sizes, beta, gamma, intervals
+        The structure, one entry a layer where there are several; read-only.
     aim : float or None
         If set, the differentiable passes go on to this tighter tolerance while they make progress, whatever ``tol`` is.
     fixed_sweeps : int or None
@@ -120,6 +124,14 @@ class LRRN(nn.Module):
         self._has_b, self._has_c = bias, reconstruction_bias
         self.report: Callable[[QPSolution, Tensor, float, str], None] = warn_if_not_converged
         self._frozen: tuple[list[Tensor], dict[torch.dtype, LiftedEnergy]] | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in STRUCTURE and name in self.__dict__:
+            raise AttributeError(
+                f"{name} is part of the network's structure and cannot be changed; build a new LRRN with the {name} you want "
+                "and give it these parameters by load_state_dict"
+            )
+        super().__setattr__(name, value)
 
     # --- prediction ---------------------------------------------------------------------------------------------------
 
@@ -207,6 +219,7 @@ class LRRN(nn.Module):
         tol: float | None = None,
         max_sweeps: int = 1000,
         start: Solution | Sequence[Tensor] | None = None,
+        on_failure: str = "warn",
     ) -> Solution:
         """Minimise the energy over the activations and report how well that went; not differentiable.
 
@@ -226,13 +239,16 @@ class LRRN(nn.Module):
             Sweeps or iterations per sample.
         start : Solution or sequence of tensors of shape (n, d_k), optional
             Activations to start from.
+        on_failure : {"warn", "raise"}, default="warn"
+            What to do if a sample does not converge: warn with scikit-learn's ConvergenceWarning, or raise
+            :class:`lrrn.ConvergenceError`. A certified radius speaks of solves that converge: "raise" leaves no others.
 
         Returns
         -------
         Solution
-            Activations, energy, residual, error bound, sweeps and status, per sample. A ConvergenceWarning tells of samples
-            that did not converge.
+            Activations, energy, residual, error bound, sweeps and status, per sample.
         """
+        check_on_failure(on_failure)
         self._check_input(x)
         given = x.dtype
         with without_autocast(x.device):
@@ -253,7 +269,10 @@ class LRRN(nn.Module):
             # the solve has looked at its unknowns; an output after them, or a narrower type, may overflow all the same
             for z in activations if given != dtype else activations[-1:]:
                 solved = solved.flagged_unless(z.isfinite().all(-1))
-            self.report(solved, qp.scale, tol, "free phase" if y is None else "clamped phase")
+            phase = "free phase" if y is None else "clamped phase"
+            if on_failure == "raise":
+                raise_if_not_converged(solved, qp.scale, tol, phase)
+            self.report(solved, qp.scale, tol, phase)
             return Solution(activations, solved.residual, solved.n_sweeps, solved.status, solved.solvers, energy, x, y)
 
     def energy(self, x: Tensor, z: Sequence[Tensor] | None = None, y: Tensor | None = None) -> Tensor:

@@ -18,6 +18,7 @@ from lrrn.estimators._base import LiftedEstimator
 from lrrn.estimators.classifier import OBJECTIVES
 from lrrn.network import LRRN
 from lrrn.reference import PREFIX, Reference
+from lrrn.solution import ON_FAILURE
 from lrrn.solvers import SOLVERS
 
 ESTIMATORS: dict[str, type[LiftedEstimator]] = {
@@ -152,6 +153,7 @@ def _check_values(estimator: Any) -> None:
         "scale_in_": _is_number(estimator.scale_in_) and estimator.scale_in_ > 0,
         "_seed": _is_count(estimator._seed),
         "max_sweeps": _is_count(estimator.max_sweeps),
+        "on_failure": estimator.on_failure in ON_FAILURE,
         "standardize": isinstance(estimator.standardize, bool),
     }
     if hasattr(estimator, "feature_names_in_"):

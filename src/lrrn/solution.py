@@ -74,21 +74,55 @@ class Solution:
         return self._energy.exact.error_bound(self._x.to(torch.float64), z, y)
 
 
-def warn_if_not_converged(solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
-    """Say with scikit-learn's ConvergenceWarning how many samples missed the tolerance, by how much and why."""
-    if solution.certain or not bool(solution.status.any()):  # CONVERGED is 0
-        return
-    missed = ~solution.converged
-    n_missed = int(missed.sum())
-    # imported here because scikit-learn takes a second to load and most sessions never need the warning
-    from sklearn.exceptions import ConvergenceWarning
+ON_FAILURE = ("warn", "raise")
 
+
+@final
+class ConvergenceError(RuntimeError):
+    """A solve missed its tolerance, and the caller asked for an error where that happens."""
+
+
+def check_on_failure(on_failure: str) -> None:
+    """Refuse an unknown way to treat samples that do not converge."""
+    if on_failure not in ON_FAILURE:
+        raise ValueError(f"on_failure must be one of {', '.join(map(repr, ON_FAILURE))}; got {on_failure!r}")
+
+
+def raise_if_not_converged(solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
+    """Raise a :class:`ConvergenceError` if samples missed the tolerance."""
+    message = _missed(solution, scale, tol, what)
+    if message is not None:
+        raise ConvergenceError(message)
+
+
+def warn_if_not_converged(solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
+    """Issue scikit-learn's ConvergenceWarning if samples missed the tolerance."""
+    message = _missed(solution, scale, tol, what)
+    if message is not None:
+        # imported here because scikit-learn takes a second to load and most sessions never need the warning
+        from sklearn.exceptions import ConvergenceWarning
+
+        warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+
+def _missed(solution: QPSolution, scale: Tensor, tol: float, what: str) -> str | None:
+    """Return how many samples missed the tolerance, by how much and why; None if all converged."""
+    if solution.certain or not bool(solution.status.any()):  # CONVERGED is 0
+        return None
+    missed = ~solution.converged
     worst = float((solution.residual[missed] / scale[missed]).max())
     reasons = Counter(Status(code) for code in solution.status[missed].tolist())
     why = "; ".join(f"{count} {status.message}" for status, count in reasons.most_common())
-    warnings.warn(
-        f"{what}: {n_missed} of {len(missed)} samples did not converge; largest relative residual {worst:.2e} against "
-        f"tol {tol:.0e} ({why})",
-        ConvergenceWarning,
-        stacklevel=3,
+    return (
+        f"{what}: {int(missed.sum())} of {len(missed)} samples did not converge; largest relative residual {worst:.2e} against "
+        f"tol {tol:.0e} ({why})"
     )
+
+
+def top_two(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the label of each row of scores, and the runner-up: of equal scores the first counts as the larger.
+
+    ``argmax`` follows the same rule, and so does everything that names a label here; ``topk`` promises none.
+    """
+    best = scores.argmax(-1)
+    return best, scores.scatter(-1, best.unsqueeze(-1), -torch.inf).argmax(-1)

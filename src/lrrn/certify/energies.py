@@ -111,6 +111,8 @@ def decision_radius(
     float64 Tensor of shape (n,)
     """
     check_guarantee(guarantee)
+    if math.isnan(threshold):
+        raise ValueError("threshold must be an energy; got NaN, which no energy is above or below")
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
     x = x.to(torch.float64)
     roots = RootEnergies.of(net, x, net.infer(x, tol=tol, max_sweeps=max_sweeps), tol)
@@ -206,6 +208,11 @@ def certify_energies(
     def of_best(values: Tensor) -> Tensor:
         return values.gather(1, best[:, None])
 
+    s = (2 * table).sqrt()
+    margin = s.scatter(1, best[:, None], math.inf).amin(-1) - of_best(s)[:, 0]
+    least, most = (t.scatter(1, best[:, None], math.inf).amin(-1) for t in (lower, upper))
+    # the exact margin lies between these two
+    error = torch.maximum(margin - (least - of_best(upper)[:, 0]), most - of_best(lower)[:, 0] - margin) * _UP
     slack = lower - of_best(upper)
     rate = 2 * roots[0].lipschitz
     if guarantee == "deployed":
@@ -216,9 +223,7 @@ def certify_energies(
     radius = (slack.amin(-1) / (rate * _UP)).clamp(min=0.0) / _UP
     converged = torch.stack([root.converged for root in roots], dim=-1).all(-1)
     radius = torch.where(converged & radius.isfinite(), radius, 0.0)
-    s = (2 * table).sqrt()
-    others = s.scatter(1, best[:, None], math.inf).amin(-1)
-    return Certificate(best, others - of_best(s)[:, 0], radius, (of_best(upper - lower))[:, 0], "energy", guarantee)
+    return Certificate(best, margin, radius, torch.where(converged, error, math.inf), "energy", guarantee)
 
 
 def certified_auroc(familiar: Tensor, strange: Tensor) -> float:
@@ -236,6 +241,10 @@ def certified_auroc(familiar: Tensor, strange: Tensor) -> float:
     float
         The share of pairs in which the strange input keeps the higher energy whatever the perturbations; ties count half.
     """
+    for name, energies in (("familiar", familiar), ("strange", strange)):
+        if energies.numel() == 0 or bool(energies.isnan().any()):
+            what = "it is empty" if energies.numel() == 0 else "it has NaN, which is neither above nor below an energy"
+            raise ValueError(f"{name} must hold ends of energy intervals; {what}")
     order = familiar.sort().values
     under = torch.searchsorted(order, strange, right=False).double()
     level = torch.searchsorted(order, strange, right=True).double()

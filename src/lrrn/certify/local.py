@@ -34,18 +34,26 @@ BARRIER = 10.0
 """Weight the barrier begins with, all terms together, in units of the squared global radius."""
 FADING = 0.15
 """By what the barrier's weight is multiplied when the iterates are near enough to the central path."""
-NEAR = 60.0
-"""Newton decrement, over the barrier's weight, that counts as near."""
-GAP = 1e-2
-"""Optimising ends when the barrier accounts for less than this share of the squared radius."""
-ITERATIONS = 60
+NEAR = 1.0
+"""Newton decrement, over the barrier's weight, that counts as near. Fading the barrier further away than that ends at a point
+of the boundary that is not the maximum."""
+GAP, EXACT_GAP = 1e-2, 1e-3
+"""Optimising ends when the barrier accounts for less than this share of the squared radius. It goes further where no errors of
+later solves are taken off, so that what it leaves does not outweigh them: an "exact" radius is not below a "deployed" one."""
+ITERATIONS = 100
 """Newton steps at most."""
 NEARBY = 0.25
-"""Share of the units off a bound that count as near it."""
+"""Share of the units off a bound that count as near it: their conditions are there from the start."""
 ROOM = 2e-2
 """By how much the dual should exceed what is to be proven, as a share: a proof takes some of it."""
-REACH = 8.0
-"""Radii are sought up to this many times the global one."""
+REACH, COST = 8.0, 1e-3
+"""Radii are sought up to this many times one that is proven, and further as long as the errors of later solves, which grow
+with the radius that is sought, take no more than this share of the lead."""
+FARTHEST = 200.0
+"""Times the global radius: where no perturbation changes a label, something has to end the search."""
+
+NEARLY = 1 - 1e-12
+"""A radius of this share of what was sought has reached it."""
 
 
 @final
@@ -278,8 +286,8 @@ class Dual:
 
     The Lagrangian is |u|^2 plus multipliers times: the lead left (the first multiplier); (v + low)(w + slack), which is never
     positive; (v - high)(w + slack), likewise; -(v + low); -(w + slack) where there is no upper bound; -(high - v). All
-    multipliers are at least zero. Its minimum over v and u is the dual. Of the last three, those that would cost more than they
-    help are left out: a unit far above its lower bound needs no floor, one with much slack no sign of it.
+    multipliers are at least zero. Its minimum over v and u is the dual. Most of the last three stay zero: a unit far above its
+    lower bound needs no floor, one with much slack no sign of it. They are unknowns only while :attr:`active` says so.
 
     Parameters
     ----------
@@ -293,21 +301,16 @@ class Dual:
     def __init__(self, problem: LocalProblem, sample: Sample, c: Tensor, d: Tensor, lead: float) -> None:
         self.problem, self.sample, self.c, self.d, self.lead = problem, sample, c, d, lead
         self._lead = c.new_tensor(lead)
-        everywhere = torch.ones_like(problem.two_sided)
-        slack = torch.where(sample.low > 0, 0.0, sample.slack)
-        wanted = (
-            everywhere,
-            problem.two_sided,
-            _near(sample.low),
-            ~problem.two_sided & ((sample.low > 0) | _near(slack)),
-            problem.two_sided & _near(sample.high),
-        )
-        self.all, self.two, self.floor, self.sign, self.ceiling = (which.nonzero().squeeze(1) for which in wanted)
-        groups = (self.all, self.two, self.floor, self.sign, self.ceiling)
+        sides = problem.two_sided
+        self.all, self.two, self.one = (which.nonzero().squeeze(1) for which in (sides | True, sides, ~sides))
+        groups = (self.all, self.two, self.all, self.one, self.two)
         self.sizes = [1, *(len(group) for group in groups)]
         self.unit = torch.cat(groups)
         self.n_products = len(self.all) + len(self.two)
         self.shift = torch.cat([sample.low, -sample.high[self.two]])
+        slack = torch.where(sample.low > 0, 0.0, sample.slack)
+        wanted = (_near(sample.low), ((sample.low > 0) | _near(slack))[self.one], _near(sample.high)[self.two])
+        self.active = torch.cat([wanted[0].new_ones(1 + self.n_products), *wanted])
 
     def terms(self, theta: Tensor) -> Terms:
         """Return the multipliers unit by unit."""
@@ -317,9 +320,9 @@ class Dual:
             sigma[0],
             low,
             none.index_add(0, self.two, high),
-            none.index_add(0, self.floor, floor),
-            none.index_add(0, self.ceiling, ceiling),
-            none.index_add(0, self.sign, sign),
+            floor,
+            none.index_add(0, self.two, ceiling),
+            none.index_add(0, self.one, sign),
         )
 
     def at(self, theta: Tensor) -> Point | None:
@@ -339,27 +342,27 @@ class Dual:
         value = float(terms.constant(self.sample, self._lead) + (by_v @ v + by_u @ u) / 2)
         return Point(value, 2 * float(factor.diagonal().log().sum()), factor, half, v, u)
 
-    def derivatives(self, point: Point, lam: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return gradient and minus the Hessian of the dual, and of the barrier in the multipliers of products."""
-        problem, sample, unit, n = self.problem, self.sample, self.unit, self.n_products
-        v, u = point.v, point.u
-        w = problem.h @ v - problem.root @ u
-        away, slack = v + sample.low, w + sample.slack
-        closed = self.lead + self.c @ v + self.d @ u
-        factors = v[unit[:n]] + self.shift, slack[unit[:n]]
-        gradient = torch.cat(
-            [
-                closed[None],
-                factors[0] * factors[1],
-                -away[self.floor],
-                -slack[self.sign],
-                v[self.ceiling] - sample.high[self.ceiling],
-            ],
-        )
+    def gradient(self, point: Point) -> Tensor:
+        """Return the gradient of the dual: how far (v, u) is from satisfying each condition, violated ones above zero."""
+        problem, sample, v = self.problem, self.sample, point.v
+        away, slack = v + sample.low, problem.h @ v - problem.root @ point.u + sample.slack
+        closed = self.lead + self.c @ v + self.d @ point.u
+        products = (v[self.unit[: self.n_products]] + self.shift) * slack[self.unit[: self.n_products]]
+        return torch.cat([closed[None], products, -away, -slack[self.one], v[self.two] - sample.high[self.two]])
+
+    def curvature(self, point: Point, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return minus the Hessian of the dual in the active multipliers, and gradient and minus Hessian of the form's barrier.
+
+        The latter two are in the multipliers of products, which alone enter the form.
+        """
+        problem, n = self.problem, self.n_products
+        active = self.active[1:]
+        unit, v = self.unit[active], point.v
+        slack = problem.h @ v - problem.root @ point.u + self.sample.slack
         # the Lagrangian's gradient in (v, u) moves with each multiplier by E e + K k, E = [I; 0] and K = [H; -R^T]
         none, minus, plus = (v.new_full((len(v),), value) for value in (0.0, -1.0, 1.0))
-        e = torch.cat([factors[1], minus[self.floor], none[self.sign], plus[self.ceiling]])
-        k = torch.cat([factors[0], none[self.floor], minus[self.sign], none[self.ceiling]])
+        e = torch.cat([slack[self.unit[:n]], minus, none[self.one], plus[self.two]])[active]
+        k = torch.cat([v[self.unit[:n]] + self.shift, none, minus[self.one], none[self.two]])[active]
         ee = torch.cholesky_inverse(point.factor)
         t = problem.h - lam[:, None] * problem.gram / 2
         ek = ee @ t
@@ -375,13 +378,13 @@ class Dual:
         cross = e[:, None] * wide[1] * k
         hessian[1:, 1:] = e[:, None] * wide[0] * e + cross + cross.mT + k[:, None] * wide[2] * k
         outer = [block[:n, :n] for block in wide]
-        return gradient, hessian / 2, ek.diagonal()[unit[:n]], (outer[1] * outer[1].mT + outer[0] * outer[2]) / 2
+        return hessian / 2, ek.diagonal()[unit[:n]], (outer[1] * outer[1].mT + outer[0] * outer[2]) / 2
 
     def start(self, lam: Tensor, constant: float) -> tuple[Tensor, float]:
         """Return multipliers to begin from and the barrier's weight, given multipliers of the pair and their constant."""
         sample, two = self.sample, self.two
         radius = self.lead / constant
-        weight = BARRIER * radius**2 / (1 + len(self.unit) + len(lam))
+        weight = BARRIER * radius**2 / (int(self.active.sum()) + len(lam))
         lam = lam / constant**2
         # displacements to be expected, so that products with the barrier's multipliers come out at its weight
         reach = radius * float(torch.linalg.vector_norm(self.problem.root, dim=1).mean())
@@ -391,11 +394,11 @@ class Dual:
         floor = (lam * sample.slack).clamp(min=0) + weight / (sample.low + step)
         sign = lam * sample.low + weight / (sample.slack.clamp(min=0) + reach)
         ceiling = (-lam * sample.slack).clamp(min=0) + weight / (sample.high + step)
-        parts = (low, high, floor[self.floor], sign[self.sign], ceiling[self.ceiling])
-        return torch.cat([lam.new_tensor([self.lead / constant**2]), *parts]), weight
+        theta = torch.cat([lam.new_tensor([self.lead / constant**2]), low, high, floor, sign[self.one], ceiling[two]])
+        return torch.where(self.active, theta, 0.0), weight
 
-    def maximised(self, theta: Tensor, weight: float, goal: float, decide: bool = False) -> Tensor:
-        """Raise the dual by Newton's method with a fading barrier, until it reaches ``goal`` or does not rise any more.
+    def maximised(self, theta: Tensor, weight: float, goal: float, decide: bool = False, gap: float = GAP) -> Tensor:
+        """Raise the dual by Newton's method with a fading barrier, until it reaches ``goal`` or is near its maximum.
 
         With ``decide`` nothing below the goal is of use, and it ends when the goal is out of reach.
         """
@@ -403,44 +406,91 @@ class Dual:
         if point is None:
             return theta
         best, found = point.value, theta
-        n, terms = self.n_products, len(theta) + len(self.all)
+        # from a start far below zero the central path is met at a larger weight
+        weight += max(0.0, -best) / self._n_barriers
+        # after the barrier has faded, a step with the curvature it had before lands near the new centre; see _newton
+        before = weight
         for _ in range(ITERATIONS):
-            gradient, matrix, pull, stiffness = self.derivatives(point, self.terms(theta).lam)
-            gradient += weight / theta
-            gradient[1 : n + 1] += weight * pull
-            matrix.diagonal().add_(weight / theta.square())
-            matrix[1 : n + 1, 1 : n + 1] += weight * stiffness
-            factor, info = torch.linalg.cholesky_ex(matrix)
-            if int(info) != 0:
-                break
-            step = torch.cholesky_solve(gradient[:, None], factor)[:, 0]
-            decrement = float(gradient @ step)
-            limit = float((-step / theta).max())
-            length = min(1.0, 0.95 / limit) if limit > 0 else 1.0
-            height = point.value + weight * (point.barrier + float(theta.log().sum()))
-            moved, there = theta, None
-            while length > 1e-6:
-                moved = theta + length * step
-                there = self.at(moved)
-                if there is not None:
-                    rise = there.value + weight * (there.barrier + float(moved.log().sum())) - height
-                    if rise >= 1e-4 * length * decrement:
-                        break
-                    there = None
-                length /= 2
+            step, decrement = self._newton(theta, point, weight, before)
+            moved, there = self._searched(theta, point, step, decrement, weight)
             if there is None:
-                break
-            theta, point = moved, there
+                if before == weight:
+                    break
+                before = weight
+                continue
+            theta, point, before = moved, there, weight
             if point.value > best:
                 best, found = point.value, theta
             if best >= goal:
                 break
             if decrement < NEAR * weight:
+                wider = self._widened(theta, point, weight)
+                if wider is not None:
+                    theta, point = wider
+                    continue
                 # near the central path, the maximum is above by about the barrier's share
-                if weight * terms < GAP * best or (decide and best + 2 * weight * terms < goal):
+                share = weight * self._n_barriers
+                if share < gap * best or (decide and best + 2 * share < goal):
                     break
-                weight *= FADING
+                before, weight = weight, weight * FADING
         return found
+
+    @property
+    def _n_barriers(self) -> int:
+        return int(self.active.sum()) + len(self.all)
+
+    def _newton(self, theta: Tensor, point: Point, weight: float, before: float) -> tuple[Tensor, float]:
+        """Return Newton's step in all multipliers, with the barrier's curvature at another weight, and its decrement.
+
+        At the centre for the weight ``before``, a multiplier that the maximum has at zero is ``before`` over its slack. The
+        curvature at the new, smaller weight would send it far below zero, that at the old one to where it belongs.
+        """
+        n, active = self.n_products, self.active
+        some = theta[active]
+        matrix, pull, stiffness = self.curvature(point, self.terms(theta).lam)
+        gradient = self.gradient(point)[active] + weight / some
+        gradient[1 : n + 1] += weight * pull
+        matrix.diagonal().add_(before / some.square())
+        matrix[1 : n + 1, 1 : n + 1] += before * stiffness
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        step = torch.zeros_like(theta)
+        if int(info) == 0:
+            step[active] = torch.cholesky_solve(gradient[:, None], factor)[:, 0]
+        return step, float(gradient @ step[active])
+
+    def _searched(
+        self, theta: Tensor, point: Point, step: Tensor, decrement: float, weight: float
+    ) -> tuple[Tensor, Point | None]:
+        """Go along a step as far as the dual with its barrier rises enough; None for the point if it does not."""
+        active = self.active
+        limit = float((-step[active] / theta[active]).max())
+        length = min(1.0, 0.95 / limit) if limit > 0 else 1.0
+        height = point.value + weight * (point.barrier + float(theta[active].log().sum()))
+        while decrement > 0 and length > 1e-6:
+            moved = theta + length * step
+            there = self.at(moved)
+            if there is not None:
+                rise = there.value + weight * (there.barrier + float(moved[active].log().sum())) - height
+                if rise >= 1e-4 * length * decrement:
+                    return moved, there
+            length /= 2
+        return theta, None
+
+    def _widened(self, theta: Tensor, point: Point, weight: float) -> tuple[Tensor, Point] | None:
+        """Activate the multipliers of conditions that the point violates: all others are best at zero, where they are."""
+        violation = self.gradient(point)
+        new = (violation > 0) & ~self.active
+        if not bool(new.any()):
+            return None
+        self.active = self.active | new
+        # each alone would be best here, the barrier included
+        bend = torch.ones_like(theta)
+        bend[self.active] = self.curvature(point, self.terms(theta).lam)[0].diagonal()
+        theta = torch.where(new, (violation + (violation.square() + 4 * weight * bend).sqrt()) / (2 * bend), theta)
+        # they enter the linear part only, so the Lagrangian has a minimum as before
+        there = self.at(theta)
+        assert there is not None
+        return theta, there
 
     def is_proven(self, theta: Tensor, square: float) -> bool:
         """Whether no perturbation with squared norm below ``square`` closes the lead, proven; errors and rounding included.
@@ -464,6 +514,26 @@ class Dual:
         matrix[:m, m : m + r] = matrix[m : m + r, :m].mT
         error = float(terms.error(problem, self.sample, self.c, self.d, self._lead))
         return verified.is_positive_definite(BlockTridiagonal((matrix,), ()), 0.0, error)
+
+
+def sought(radius: Tensor, lead: Tensor, extra: Tensor, ceiling: Tensor) -> tuple[Tensor, Tensor]:
+    """Return up to where to look for a radius, at most a ceiling, and the lead that is left of the errors of later solves.
+
+    Those errors are no more than they are at the largest radius sought.
+
+    Parameters
+    ----------
+    radius : Tensor
+        What is proven.
+    lead : Tensor
+    extra : Tensor
+        What the errors of later solves take of the lead per unit of the radius.
+    ceiling : Tensor
+        Nothing is gained beyond this radius.
+    """
+    free = extra == 0
+    most = torch.maximum(REACH * radius, COST * lead / extra).masked_fill(free, math.inf).minimum(ceiling)
+    return most, torch.where(free, lead, lead - extra * most)
 
 
 def _near(distance: Tensor) -> Tensor:
@@ -510,20 +580,24 @@ def local_radius(
     if not (0 < base < math.inf and problem.mu > 0):
         return max(base, 0.0) if base < math.inf else base
     sample, (scales, constants) = problem.sample(z, g, g_error), problem.scales.of(label)
+    lengths = row_norms(problem.read_out[label] - problem.read_out)
     nearest = math.inf
     for j in sorted(others, key=lambda j: known[j]):
         if known[j] >= min(nearest, enough):
             nearest = min(nearest, known[j])
             continue
-        # what a later solve's errors add is no more than it is at the largest radius sought
-        most = min(REACH * known[j], nearest, enough * (1 + 1e-6))
-        row = problem.read_out[label] - problem.read_out[j]
-        lead = float(leads[j] - rates[j, 1] * most) - float(row.norm() * sample.drift)
-        radius = known[j]
-        if lead > 0 and 0 < float(constants[j]) < math.inf:
+        radius, most = known[j], 0.0
+        ceiling = leads.new_tensor(min(nearest, enough * (1 + 1e-6), FARTHEST * known[j]))
+        # where the largest radius that was sought is proven, a larger one is sought
+        while radius >= most * NEARLY and most < ceiling:
+            upto, left = sought(leads.new_tensor(radius), leads[j], rates[j, 1], ceiling)
+            most, lead = float(upto), float(left) - float(lengths[j] * sample.drift)
+            if not (lead > 0 and 0 < float(constants[j]) < math.inf):
+                break
             dual = Dual(problem, sample, problem.c[label] - problem.c[j], problem.d[label] - problem.d[j], lead)
             start, weight = dual.start(problem.lam * scales[j], float(constants[j]))
-            theta = dual.maximised(start, weight, most**2 * (1 + ROOM), enough < math.inf)
+            gap = GAP if rates[j, 1] > 0 else EXACT_GAP
+            theta = dual.maximised(start, weight, most**2 * (1 + ROOM), enough < math.inf, gap)
             radius = max(radius, _proven(dual, start, theta, most))
         nearest = min(nearest, radius)
     return nearest
@@ -533,9 +607,13 @@ def _proven(dual: Dual, start: Tensor, theta: Tensor, most: float) -> float:
     """Return a proven radius of at most ``most``, or zero.
 
     The best multipliers make the form singular, and rounding leaves nothing of a proof there. The dual is concave, so a small
-    part of those that it began from costs little and makes room.
+    part of those that it began from costs little and makes room. It is zero at zero: where it exceeds what is to be proven by
+    far, as large multipliers make it do, a part of them gives enough, with less rounding.
     """
-    for share in (1e-5, 1e-4, 1e-3, 1e-2):
+    reached = dual.at(theta)
+    if reached is not None and reached.value > most**2 * (1 + ROOM):
+        theta = theta * (most**2 * (1 + ROOM) / reached.value)
+    for share in (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 1e-2):
         mixed = torch.lerp(theta, start, share)
         point = dual.at(mixed)
         square = 0.0 if point is None else min(point.value * (1 - share), most**2)

@@ -17,6 +17,8 @@ from lrrn.network import BUDGET, LRRN
 
 _UP = 1 + 1e-12
 """Covers the rounding of norms and products of a few float64 numbers."""
+_LOST = math.sqrt(verified.UNDERFLOW)
+"""More than a norm loses where squares underflow."""
 
 
 @final
@@ -149,9 +151,9 @@ def _read_out_rounding(net: LRRN) -> Tensor:
 
 
 def _lengths(w: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(w, dim=1) * _UP
+    return torch.linalg.vector_norm(w, dim=1) * _UP + _LOST
 
 
 def _distances(w: Tensor) -> Tensor:
     # the fast way by inner products cancels
-    return torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") * _UP
+    return torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") * _UP + _LOST

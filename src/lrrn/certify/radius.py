@@ -20,7 +20,7 @@ from lrrn.certify.outputs import pair_constants
 from lrrn.certify.shared import shared_form, shared_radii
 from lrrn.network import LRRN
 from lrrn.qp import DEFAULT_TOL, row_norms
-from lrrn.solution import Solution
+from lrrn.solution import Solution, top_two
 
 METHODS = ("auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local")
 BY_SAMPLE = ("shared", "local")
@@ -35,14 +35,14 @@ class Certificate:
     Attributes
     ----------
     prediction : int64 Tensor of shape (n,)
-        Number of the output that is largest.
+        Number of the output that is largest; of equal ones the first, as ``argmax`` has it.
     margin : float64 Tensor of shape (n,)
         Largest output minus the second largest, as computed.
     radius : float64 Tensor of shape (n,)
         The label cannot change for any perturbation of smaller Euclidean norm. 0 where nothing is certified, in particular
         where the solve did not converge.
     error_bound : float64 Tensor of shape (n,)
-        Proven bound on the error of the margin at x.
+        Proven bound on how far the margin at x is from that of the exact outputs.
     method : str
         How the Lipschitz constants were derived.
     guarantee : str
@@ -157,23 +157,27 @@ def certify_solution(
     constants = pair_constants(net, "multiplier" if method in BY_SAMPLE else method, seconds)
     errors = SolveErrors.of(net, x, solution, tol)
     y = solution.output
-    top = y.topk(2, dim=-1)
-    best, runner_up = top.indices.unbind(-1)
+    best, runner_up = top_two(y)
+    largest, second = (y.gather(1, which[:, None]) for which in (best, runner_up))
+    margin = (largest - second)[:, 0]
     rho, scale, rounding = (table[best] for table in (constants.rho, constants.error, constants.rounding))  # (n, d_L)
     extra = torch.zeros_like(rho)
     doubt = scale * errors.here[:, None] + rounding * errors.size[:, None]
-    error = doubt.gather(1, runner_up[:, None])[:, 0]
+    # the exact lead over output j is within doubt_j of the computed one, and the margin is the least lead: another output
+    # than the runner-up may be second in truth. If the label itself is another, top-1 minus top-2 is within the same bound
+    error = (doubt - (second - y)).scatter(1, best[:, None], -math.inf).amax(-1)
     if guarantee == "deployed":
         doubt = doubt + scale * errors.later[:, None] + rounding * errors.size[:, None]
         extra = scale * errors.slope + rounding * errors.size_slope
-    leads = top.values[:, :1] - y - doubt
+    leads = largest - y - doubt
     radii = (leads / (rho + extra)).scatter(1, best[:, None], math.inf)
     radius = radii.amin(-1)
-    if method in BY_SAMPLE and net.energy_snapshot(torch.float64).n_free > 0:
+    energy = net.energy_snapshot(torch.float64)
+    if method in BY_SAMPLE and energy.n_free > 0 and energy.free_mu > 0:
         radius = _radii_by_sample(net, x, solution, method, best, leads, torch.stack([rho, extra], -1), enough)
     radius = radius.clamp(min=0.0) * (1 - 1e-12)
     radius = torch.where(solution.converged & radius.isfinite(), radius, 0.0)
-    return Certificate(best, top.values[:, 0] - top.values[:, 1], radius, error, method, guarantee)
+    return Certificate(best, margin, radius, error, method, guarantee)
 
 
 def _radii_by_sample(

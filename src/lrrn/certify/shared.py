@@ -18,9 +18,10 @@ from torch import Tensor
 
 from lrrn import verified
 from lrrn.blocks import BlockTridiagonal
-from lrrn.certify.local import REACH, LocalProblem, Sample, Terms, local_problem
+from lrrn.certify.local import FARTHEST, NEARLY, LocalProblem, Sample, Terms, local_problem, sought
 from lrrn.energy import LiftedEnergy
 from lrrn.lazy import lazy
+from lrrn.multiplier import LARGEST, LEAST
 from lrrn.network import LRRN
 from lrrn.qp import BoxQP, row_norms
 from lrrn.solvers import solve
@@ -62,7 +63,8 @@ class SharedForm:
         self.half = self.lam[:, None] * root / 2
         self.top_left = (scaled + scaled.mT) / 2
         self.factor, info = torch.linalg.cholesky_ex(self.top_left - self.half @ self.half.mT)
-        self.floor = self._floor() if int(info) == 0 else 0.0
+        largest = float(self.lam.abs().max()) if len(self.lam) else 1.0
+        self.floor = self._floor() if int(info) == 0 and LEAST < largest < LARGEST else 0.0
         self.duals: dict[int, SharedDual] = {}
 
     def _floor(self) -> float:
@@ -271,15 +273,35 @@ def _of_label(
         rows = closer.nonzero().squeeze(1)
         if len(rows) == 0:
             break
-        value, rival = value[rows], rival[rows]
-        # what a later solve's errors add is no more than it is at the largest radius sought
-        most = torch.minimum(REACH * value, nearest[rows].clamp(max=enough * (1 + 1e-6)))
-        lead = leads[rows, rival] - extra[rows, rival] * most - lengths[rival] * sample.drift[rows]
-        square = dual.proven(sample.take(rows), rival, lead.clamp(min=1e-300))
-        # what is not a number proves nothing
-        proven = torch.minimum(torch.where((lead > 0) & (square > 0), square, 0.0).sqrt(), most) * (1 - 1e-15)
-        nearest[rows] = torch.minimum(nearest[rows], torch.maximum(value, proven))
+        pick = rows, rival[rows]
+        lead, drift = leads[pick], lengths[rival[rows]] * sample.drift[rows]
+        ceiling = nearest[rows].clamp(max=enough * (1 + 1e-6)).minimum(FARTHEST * value[rows])
+        proven = _raised(dual, sample.take(rows), rival[rows], value[rows], lead, extra[pick], drift, ceiling)
+        nearest[rows] = torch.minimum(nearest[rows], proven)
     return nearest
+
+
+def _raised(
+    dual: SharedDual,
+    sample: Sample,
+    rival: Tensor,
+    radius: Tensor,
+    lead: Tensor,
+    extra: Tensor,
+    drift: Tensor,
+    ceiling: Tensor,
+) -> Tensor:
+    """Return proven radii of one rival a sample, at least the known ones; where what was sought is reached, more is sought."""
+    radius, rows = radius.clone(), torch.arange(len(radius), device=radius.device)
+    while len(rows):
+        most, left = sought(radius[rows], lead[rows], extra[rows], ceiling[rows])
+        left = left - drift[rows]
+        square = dual.proven(sample.take(rows), rival[rows], left.clamp(min=1e-300))
+        # what is not a number proves nothing, and of a number that small underflow may have taken too much
+        proven = torch.minimum(torch.where((left > 0) & (square > LEAST**2), square, 0.0).sqrt(), most) * (1 - 1e-15)
+        radius[rows] = torch.maximum(radius[rows], proven)
+        rows = rows[(proven >= most * NEARLY) & (most < ceiling[rows])]
+    return radius
 
 
 _known: WeakKeyDictionary[LiftedEnergy, SharedForm] = WeakKeyDictionary()

@@ -23,6 +23,7 @@ from lrrn.learning.objectives import FreeEnergy
 from lrrn.learning.trainer import Callback
 from lrrn.network import LRRN
 from lrrn.rows import mapped, release
+from lrrn.solution import Solution, check_on_failure
 from lrrn.storage import to_dtype
 from lrrn.threads import blas_threads
 from lrrn.verified import EPS
@@ -57,6 +58,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     reuse_activations: bool
     tol: float | None
     max_sweeps: int
+    on_failure: str
     dtype: str
     device: str
     checkpoint: str | os.PathLike[str] | None
@@ -120,6 +122,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"hidden_sizes must be positive integers; got {self.hidden_sizes!r}")
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1; got {self.validation_fraction}")
+        check_on_failure(self.on_failure)
         if self.resume and self.checkpoint is None:
             raise ValueError("resume=True needs checkpoint to name the file to continue from")
 
@@ -218,9 +221,9 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         parts = [work(x).cpu().numpy() for x in self._chunks(self._features(X))]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _infer(self, x: Tensor, y: Tensor | None = None) -> Any:
+    def _infer(self, x: Tensor, y: Tensor | None = None, on_failure: str | None = None) -> Solution:
         """Infer in float64: what predictions and certificates both rest on."""
-        return self.network_.infer(x, y, max_sweeps=max(self.max_sweeps, 1000))
+        return self.network_.infer(x, y, max_sweeps=max(self.max_sweeps, 1000), on_failure=on_failure or self.on_failure)
 
     def _radius_in(self, radius: Tensor, x: Tensor) -> Tensor:
         """Turn radii in the network's units into radii in the units of X; the rounding of the scaling is taken off."""

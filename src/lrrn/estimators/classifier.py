@@ -113,6 +113,10 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         Start solves from the previous epoch's activations.
     tol, max_sweeps
         Of the solves during training; predictions use float64 and its default tolerance.
+    on_failure : {"warn", "raise"}, default="warn"
+        What predictions and energies do if a sample's solve does not converge: issue a ConvergenceWarning, or raise
+        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges; with "raise"
+        there is no other prediction.
     dtype : {"float32", "float64"}, default="float32"
         Type of the parameters.
     device : {"auto", "cpu", "cuda"}, default="auto"
@@ -186,6 +190,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         reuse_activations: bool = False,
         tol: float | None = None,
         max_sweeps: int = 1000,
+        on_failure: str = "warn",
         dtype: str = "float32",
         device: str = "auto",
         checkpoint: str | os.PathLike[str] | None = None,
@@ -226,6 +231,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         self.reuse_activations = reuse_activations
         self.tol = tol
         self.max_sweeps = max_sweeps
+        self.on_failure = on_failure
         self.dtype = dtype
         self.device = device
         self.checkpoint = checkpoint
@@ -267,7 +273,7 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
             x_held, y_held = self._scaled(features[held], torch.float64, device), torch.as_tensor(label[held]).to(device)
 
             def validate(net: LRRN) -> float:
-                return float((self._scores(x_held).argmax(-1) == y_held).double().mean())
+                return float((self._scores(x_held, "warn").argmax(-1) == y_held).double().mean())
 
         data = self._data(features[rows], label[rows], None if weight is None else weight[rows], device)
         pretrain = None
@@ -375,16 +381,16 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
 
     # --- predicting ---------------------------------------------------------------------------------------------------
 
-    def _scores(self, x: Tensor) -> Tensor:
+    def _scores(self, x: Tensor, on_failure: str | None = None) -> Tensor:
         """Return a score per class, of shape (n, n_classes); the largest one is the prediction."""
         if self.objective != "class_energy":
-            return self._infer(x).output
+            return self._infer(x, on_failure=on_failure).output
         n_classes = len(self.classes_)
         energies = []
         for k in range(n_classes):
             target = x.new_zeros((len(x), n_classes))
             target[:, k] = 1
-            energies.append(self._infer(x, target).energy)
+            energies.append(self._infer(x, target, on_failure).energy)
         return -torch.stack(energies, dim=-1)
 
     def decision_function(self, X: ArrayLike) -> Array:
@@ -438,7 +444,8 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
     ) -> Array:
         """Return the radius, in the units of X, within which the predicted label of each sample is proven not to change.
 
-        It holds for the labels :meth:`predict` computes, solver error and rounding included.
+        It holds for the labels :meth:`predict` computes, solver error and rounding included, at every perturbed input whose
+        solve converges. Where one does not, :meth:`predict` warns, or refuses with ``on_failure="raise"``.
 
         Parameters
         ----------

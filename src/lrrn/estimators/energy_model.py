@@ -63,6 +63,10 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         Start solves from the previous epoch's activations.
     tol, max_sweeps
         Of the solves during training; predictions use float64 and its default tolerance.
+    on_failure : {"warn", "raise"}, default="warn"
+        What predictions and energies do if a sample's solve does not converge: issue a ConvergenceWarning, or raise
+        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges; with "raise"
+        there is no other prediction.
     dtype : {"float32", "float64"}, default="float32"
         Type of the parameters.
     device : {"auto", "cpu", "cuda"}, default="auto"
@@ -128,6 +132,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         reuse_activations: bool = False,
         tol: float | None = None,
         max_sweeps: int = 1000,
+        on_failure: str = "warn",
         dtype: str = "float32",
         device: str = "auto",
         checkpoint: str | os.PathLike[str] | None = None,
@@ -159,6 +164,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         self.reuse_activations = reuse_activations
         self.tol = tol
         self.max_sweeps = max_sweeps
+        self.on_failure = on_failure
         self.dtype = dtype
         self.device = device
         self.checkpoint = checkpoint
@@ -195,11 +201,12 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
             x_held = self._scaled(features[held], torch.float64, device)
 
             def validate(net: LRRN) -> float:
-                return -float(self._infer(x_held).energy.mean())
+                return -float(self._infer(x_held, on_failure="warn").energy.mean())
 
         self._train(FreeEnergy(), Data(self._scaled(features[rows], self.network_.W[0].dtype, device)), seed, validate)
         self._n_features_out = self.hidden_sizes[-1]
-        self.offset_ = float(np.percentile(self.score_samples(X), 100 * self.contamination))
+        scores = self._over_chunks(X, lambda x: -self._infer(x, on_failure="warn").energy)
+        self.offset_ = float(np.percentile(scores, 100 * self.contamination))
         return self
 
     def score_samples(self, X: ArrayLike) -> Array:

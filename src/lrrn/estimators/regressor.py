@@ -63,6 +63,10 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         Start solves from the previous epoch's activations.
     tol, max_sweeps
         Of the solves during training; predictions use float64 and its default tolerance.
+    on_failure : {"warn", "raise"}, default="warn"
+        What predictions and energies do if a sample's solve does not converge: issue a ConvergenceWarning, or raise
+        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges; with "raise"
+        there is no other prediction.
     dtype : {"float32", "float64"}, default="float32"
         Type of the parameters.
     device : {"auto", "cpu", "cuda"}, default="auto"
@@ -127,6 +131,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         reuse_activations: bool = False,
         tol: float | None = None,
         max_sweeps: int = 1000,
+        on_failure: str = "warn",
         dtype: str = "float32",
         device: str = "auto",
         checkpoint: str | os.PathLike[str] | None = None,
@@ -158,6 +163,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         self.reuse_activations = reuse_activations
         self.tol = tol
         self.max_sweeps = max_sweeps
+        self.on_failure = on_failure
         self.dtype = dtype
         self.device = device
         self.checkpoint = checkpoint
@@ -211,7 +217,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
             x_held, y_held = self._scaled(features[held], torch.float64, device), torch.as_tensor(targets[held]).to(device)
 
             def validate(net: LRRN) -> float:
-                return -float((self._infer(x_held).output - y_held).square().mean())
+                return -float((self._infer(x_held, on_failure="warn").output - y_held).square().mean())
 
         if weight is not None:
             rows = rows[weight[rows] > 0]

@@ -18,7 +18,7 @@ from lrrn.certify.radius import certify_solution
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
 from lrrn.qp import DEFAULT_TOL, row_norms
 from lrrn.reference import Reference
-from lrrn.solution import Solution
+from lrrn.solution import Solution, top_two
 from lrrn.threads import blas_threads
 
 Array = NDArray[Any]
@@ -102,11 +102,11 @@ class Session:
                 by_energy = self.model.objective == "class_energy"
                 clamped = self._clamped_energies(x)
                 scores = -clamped if by_energy else free.output[0]
-                top = scores.topk(2)
+                best, second = top_two(scores)
                 answer |= {
                     "scores": _plain(scores),
-                    "prediction": int(top.indices[0]),
-                    "margin": float(top.values[0] - top.values[1]),
+                    "prediction": int(best),
+                    "margin": float(scores[best] - scores[second]),
                     "radius": float(self.model.certified_radius(X)[0]) if by_energy else self._followed(x, free),
                     "gaps": _plain(clamped - free.energy[0], 6),
                 }
