@@ -42,6 +42,7 @@ def certified(width: int, x: torch.Tensor, busy: int) -> dict[str, Any]:
         start = time.perf_counter()
         lrrn.certify(net, x[:1], "shared", seconds=1.0)
         first = time.perf_counter()
+        print(f"{busy} busy loops: the first certificate took {first - start:.1f} s", flush=True)
         radius = lrrn.certify(net, x, "shared", seconds=1.0).radius
         done = time.perf_counter()
     finally:

@@ -46,7 +46,7 @@ def test_the_command_prints_and_writes_what_is_here(folder):
     done = CliRunner().invoke(app, ["info", "--json", str(file)], terminal_width=200)
     assert done.exit_code == 0, done.output
     report = json.loads(file.read_text())
-    assert list(report) == ["versions", "extras", "devices", "solvers", "data", "threads"]
+    assert list(report) == ["versions", "extras", "devices", "solvers", "data", "arithmetic", "threads"]
     assert report["versions"]["lrrn"] == lrrn.__version__ and report["versions"]["python"] == platform.python_version()
     assert report["versions"]["torch"] == version("torch") and report["versions"]["numba"] == version("numba")
     assert report["solvers"]["cpu"] == {"auto": "works, by coordinate_descent", **dict.fromkeys(SOLVERS, "works")}
