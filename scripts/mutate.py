@@ -133,9 +133,9 @@ MUTANTS = [
     ),
     Mutant(
         "momentum in the wrong direction",
-        "solvers/accelerated.py",
-        "torch.addcmul(new, weight, move)",
-        "torch.addcmul(new, weight, move, value=-1)",
+        "solvers/_momentum_numba.py",
+        "new + weight * (new - here[i, j])",
+        "new - weight * (new - here[i, j])",
         "test_solver_choice.py test_solver_contract.py test_oracle.py",
     ),
     Mutant(
@@ -552,6 +552,13 @@ MUTANTS = [
         "test_local.py",
     ),
     Mutant(
+        "take the pairs of one label for those of another",
+        "certify/shared.py",
+        "return (label - self.labels.start) * len(self.problem.c) + rival",
+        "return rival + 0 * label",
+        "test_shared.py",
+    ),
+    Mutant(
         "look at the nearest rival only",
         "certify/shared.py",
         "        if len(rows) == 0:\n            break",
@@ -933,12 +940,12 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if any(word in f"{mutant.name} {mutant.file}" for word in options.words)]
     start = time.monotonic()
+    survivors = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(survives, chosen))
-    for mutant, (alive, line) in zip(chosen, results, strict=True):
-        print(f"{'SURVIVED' if alive else 'caught':9}{mutant.name}: {line[:150]}")
-    survivors = sum(alive for alive, _ in results)
-    print(f"{len(chosen)} mutants, {survivors} survived, {time.monotonic() - start:.0f} s")
+        for mutant, (alive, line) in zip(chosen, pool.map(survives, chosen), strict=True):
+            print(f"{'SURVIVED' if alive else 'caught':9}{mutant.name}: {line[:150]}", flush=True)
+            survivors += [mutant.name] * alive
+    print(f"{len(chosen)} mutants, {len(survivors)} survived, {time.monotonic() - start:.0f} s", *survivors, sep="\nSURVIVED ")
     return 1 if survivors or not chosen else 0
 
 

@@ -178,6 +178,21 @@ def test_samples_do_not_depend_on_each_other(monkeypatch):
     assert len(shared_form(net).duals) == 1
 
 
+@pytest.mark.parametrize("share", [0.3, 100.0])
+def test_labels_may_share_a_hessian(monkeypatch, share):
+    net, x = random_network((6, 9, 7, 4), scale=1.5, seed=6), random_input(40, 6, seed=7)
+    apart = lrrn.certify(net, x, "shared")
+    assert len(apart.prediction.unique()) > 2 and shared_form(net).n_labels == 1
+    monkeypatch.setattr(shared_module, "PAIRS", share)
+    vars(shared_form(net)).pop("n_labels")
+    shared_form(net).duals.clear()
+    together = lrrn.certify(net, x, "shared")
+    n_labels = shared_form(net).n_labels
+    assert n_labels == (4 if share > 1 else int(share * 2 * 16) // 4) and len(shared_form(net).duals) <= -(-4 // n_labels)
+    torch.testing.assert_close(together.radius, apart.radius, rtol=1e-2, atol=1e-9)
+    assert (together.radius <= minimal_perturbation(net, x, together.prediction, seed=0).distance).all()
+
+
 def test_where_one_size_counts_nothing_beyond_it_is_looked_for():
     net, x = random_network((6, 9, 7, 3), scale=1.5, seed=8), random_input(40, 6, seed=9)
     shared, wide = (lrrn.certify(net, x, method).radius for method in ("shared", "multiplier"))

@@ -22,12 +22,17 @@ PANEL = 256
 @in_full_precision
 def gram(w: Tensor) -> Tensor:
     """Return W W^T of shape (..., d, d), symmetric to the last bit, which a matrix product alone is on some processors only."""
-    return symmetrised(w @ w.mT)
+    return symmetrised(w @ w.mT) if w.shape[-1] > 1 else w * w.mT
 
 
 def symmetrised(block: Tensor) -> Tensor:
     """Return the mean of a block and its transpose: addition commutes in floating point, so the result is symmetric exactly."""
     return torch.add(block, block.mT).mul_(0.5)
+
+
+def _norm(block: Tensor) -> float:
+    """Return the Frobenius norm, in one pass."""
+    return float(torch.linalg.vector_norm(block))
 
 
 @final
@@ -104,7 +109,11 @@ class BlockTridiagonal:
 
     def plus_diagonal(self, d: Tensor) -> BlockTridiagonal:
         """Return H + diag(d) for ``d`` of shape (..., dim), batched where ``d`` is."""
-        diag = [block + torch.diag_embed(part) for block, part in zip(self.diag, self.split(d), strict=True)]
+        parts = self.split(d)
+        diag = []
+        for block, part in zip(self.diag, parts, strict=True):
+            diag.append(block.expand(torch.broadcast_shapes(block.shape, (*part.shape, 1))).clone())
+            diag[-1].diagonal(dim1=-2, dim2=-1).add_(part)
         return BlockTridiagonal(tuple(diag), self.sub)
 
     def restricted(self, free: Tensor) -> BlockTridiagonal:
@@ -127,7 +136,7 @@ class BlockTridiagonal:
 
     def frobenius(self) -> float:
         """Frobenius norm of an unbatched matrix."""
-        plain = math.sqrt(sum(float(b.square().sum()) for b in self.diag) + 2 * sum(float(b.square().sum()) for b in self.sub))
+        plain = math.hypot(*map(_norm, self.diag), *(math.sqrt(2) * _norm(block) for block in self.sub))
         if 1e-100 < plain < math.inf:
             return plain
         # entries are divided by the largest one, or squares of large ones overflow
@@ -199,7 +208,7 @@ class BlockCholesky:
         """
         squares, size = 0.0, 0.0
         for k, factor in enumerate(self.lower):
-            size += float(factor.square().sum())
+            size += _norm(factor) ** 2
             # panel by panel below the diagonal: the rest mirrors it, and a row of the factor ends at the diagonal
             for start in range(0, len(factor), PANEL):
                 for first in range(0, start + 1, PANEL):
@@ -209,10 +218,10 @@ class BlockCholesky:
                     )
                     if k > 0:
                         left.addmm_(self.below[k - 1][rows], self.below[k - 1][columns].mT, alpha=-1)
-                    squares += (1 if start == first else 2) * float(left.square().sum())
+                    squares += (1 if start == first else 2) * _norm(left) ** 2
         for k, below in enumerate(self.below):
-            squares += 2 * float((h.sub[k] - below @ self.lower[k].mT).square().sum())
-            size += float(below.square().sum())
+            squares += 2 * _norm(h.sub[k] - below @ self.lower[k].mT) ** 2
+            size += _norm(below) ** 2
         # | |F| |F|^T |_F <= |F|_F^2 = size, so inner products are off by gamma_m size in norm, m their length: EPS is twice the
         # unit roundoff that gamma is made of. What underflows is below the smallest normal number in each of them
         length = max(a + b for a, b in zip(h.sizes, (0, *h.sizes), strict=False))

@@ -28,7 +28,7 @@ from lrrn import bounds, verified
 from lrrn.blocks import BlockTridiagonal, gram
 from lrrn.energy import LiftedEnergy
 from lrrn.lazy import lazy
-from lrrn.threads import blas_threads, one_thread
+from lrrn.threads import blas_threads, one_thread, side_by_side
 
 logger = logging.getLogger("lrrn.bounds")
 
@@ -41,6 +41,10 @@ MANY_UNITS = 512
 LEAST, LARGEST = 1e-70, 1e70
 """Multipliers, constants and norms of inputs' weights outside of this range prove nothing: products of several of them could
 underflow by more than the rounding that proofs allow for, or overflow."""
+MEMORY = 2**32
+"""Bytes that read-outs treated at once may take, at eight matrices each."""
+SLACKS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
+"""Shares by which a constant may exceed its estimate for a proof's sake, tried in turn: each try is a factorisation."""
 FEWEST, MOST = 30, 240
 """Evaluations below which optimising is not worth beginning, and after which it has converged."""
 
@@ -278,7 +282,7 @@ class MultiplierProblem:
         estimate = self.estimate(lam, c) if estimate is None else estimate
         if bool((lam[~self.free_units] < 0).any()) or not estimate < ceiling:
             return ceiling
-        for slack in (1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3):
+        for slack in SLACKS:
             rho = estimate * (1 + slack)
             if rho >= ceiling:
                 break
@@ -293,12 +297,12 @@ class MultiplierProblem:
             return False
         parts = self._h.split(lam[None])
         parts = tuple(part[0] for part in parts)
-        diag = [part[:, None] * block + block * part for part, block in zip(parts, self._h.diag, strict=True)]
+        diag = [(part[:, None] + part).mul_(block) for part, block in zip(parts, self._h.diag, strict=True)]
         sub = [(parts[k + 1][:, None] + parts[k]) * block for k, block in enumerate(self._h.sub)]
-        gain = parts[0][:, None] * self._input_gram * parts[0] / rho**2
+        gain = (parts[0][:, None] * parts[0]).mul_(self._input_gram).div_(rho**2)
         square = gram(c.mT)
-        diag[0] = diag[0] - gain
-        diag[-1] = diag[-1] - square
+        diag[0].sub_(gain)
+        diag[-1].sub_(square)
         # entries of H, B B^T and C^T C carry the rounding of inner products, those of G a few operations more
         rounding = self._energy.inner_rounding
         size = 2 * largest * (float(self._h.diagonal.sum()) + self._h.frobenius())
@@ -343,14 +347,18 @@ class MultiplierProblem:
         if not self.is_finite:
             return out
         evaluations = min(self.affordable(seconds / max(len(rows), 1)), MOST)
-        with self.threads():
-            scales, estimates = self.scales(lam, rows)
-            for i, row in enumerate(rows):
-                c, trial, estimate = row[None], lam * scales[i], float(estimates[i])
+
+        def work(i: int) -> None:
+            with torch.no_grad(), blas_threads(1):
+                c, trial, estimate = rows[i, None], lam * scales[i], float(estimates[i])
                 if evaluations >= FEWEST:
                     trial = self.improve(trial, c, evaluations)
                     estimate = self.estimate(trial, c)
                 out[i] = self.prove(trial, c, float(ceilings[i]), estimate)
+
+        with one_thread():
+            scales, estimates = self.scales(lam, rows)
+            side_by_side(work, len(rows), at_once=max(1, MEMORY // (64 * self._h.dim**2)))
         return out
 
     def threads(self) -> AbstractContextManager[None]:
@@ -378,15 +386,13 @@ class MultiplierProblem:
         factors = 1 + torch.logspace(-3, 3, 61, dtype=h.dtype, device=h.device)
         t = factors[:, None] * tau  # (61, m)
         weight = factors[:, None] / (factors[:, None] - 1)
-        # the largest root of 1 = weight * sum_i cross_i / (root - t values_i), by bisection above the last pole; on one thread,
-        # since hundreds of short operations on several would wait for each other beside another busy process
-        with blas_threads(1):
-            low = t * values[-1]
-            high = low + weight * cross.sum(0)
-            for _ in range(60):
-                middle = (low + high) / 2
-                total = weight * (cross / (middle[:, None] - t[:, None] * values[:, None])).sum(1)
-                low, high = torch.where(total > 1, middle, low), torch.where(total > 1, high, middle)
+        # the largest root of 1 = weight * sum_i cross_i / (root - t values_i), by bisection above the last pole
+        low = t * values[-1]
+        high = low + weight * cross.sum(0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            total = weight * (cross / (middle[:, None] - t[:, None] * values[:, None])).sum(1)
+            low, high = torch.where(total > 1, middle, low), torch.where(total > 1, high, middle)
         best = high.argmin(0)
         chosen = torch.arange(len(rows), device=h.device)
         return t[best, chosen], high[best, chosen].sqrt()

@@ -133,10 +133,10 @@ def over_rows(work: Callable[[int, int], None], n_rows: int, min_rows: int) -> N
     side_by_side(lambda part: work(edges[part], edges[part + 1]), parts)
 
 
-def side_by_side(work: Callable[[int], None], parts: int) -> None:
-    """Call ``work(0)``, ..., ``work(parts - 1)``, at most ``workers()`` at a time."""
-    threads = min(workers(), parts)
-    if threads == 1:
+def side_by_side(work: Callable[[int], None], parts: int, at_once: int | None = None) -> None:
+    """Call ``work(0)``, ..., ``work(parts - 1)``, at most ``workers()`` at a time, or ``at_once`` if that is less."""
+    threads = min(workers(), parts, at_once or parts)
+    if threads <= 1:
         for part in range(parts):
             work(part)
         return

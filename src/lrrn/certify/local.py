@@ -29,6 +29,7 @@ from lrrn.lazy import lazy
 from lrrn.multiplier import MultiplierProblem
 from lrrn.network import LRRN
 from lrrn.qp import row_norms
+from lrrn.threads import one_thread
 
 BARRIER = 10.0
 """Weight the barrier begins with, all terms together, in units of the squared global radius."""
@@ -182,10 +183,9 @@ class LocalProblem:
         rows = h.new_zeros((len(problem.read_out), n))
         rows[:, -problem.read_out.shape[1] :] = problem.read_out
         self.read_out = rows = rows * self.sign
-        with problem.threads():
-            lam = problem.network(math.inf, 1.0).lam
-            self.scales = _PairScales(problem, lam)
-            self._eliminate(h, root, rows)
+        lam = problem.network(math.inf, 1.0).lam
+        self.scales = _PairScales(problem, lam)
+        self._eliminate(h, root, rows)
         self.lam = lam[self.open]
         self.two_sided = self.hi[self.open].isfinite()
         # what was set up on the CPU goes where the network lives
@@ -629,5 +629,7 @@ def local_problem(net: LRRN) -> LocalProblem:
     """Return the network's local problem, set up once for given parameters."""
     energy = net.energy_snapshot(torch.float64)
     if energy not in _known:
-        _known[energy] = LocalProblem(net)
+        # LAPACK's threads wait for each other at every panel or column: beside busy processes, longer than one thread computes
+        with one_thread():
+            _known[energy] = LocalProblem(net)
     return _known[energy]

@@ -25,6 +25,7 @@ from lrrn.multiplier import LARGEST, LEAST
 from lrrn.network import LRRN
 from lrrn.qp import BoxQP, row_norms
 from lrrn.solvers import solve
+from lrrn.threads import one_thread
 
 SHARE = 0.97
 """Of the largest multiple of the network's multipliers for which the Lagrangian has a minimum, what is taken."""
@@ -38,6 +39,8 @@ ROWS = 1024
 """Samples at a time."""
 CACHE = 2**30
 """Bytes of Hessians that are kept for later samples."""
+PAIRS = 0.05
+"""Labels share a Hessian as long as their pairs of outputs have at most this share of its unknowns."""
 
 
 @final
@@ -81,14 +84,22 @@ class SharedForm:
         """Frobenius norm of the form, and a little more."""
         return 2 * (float(self.top_left.norm()) + 2 * float(self.half.norm()) + math.sqrt(self.half.shape[1]))
 
+    @lazy
+    def n_labels(self) -> int:
+        """How many labels have a dual in common: in a wide network all of them, in a narrow one each has its own."""
+        n_outputs = len(self.problem.c)
+        return max(1, min(n_outputs, int(PAIRS * 2 * len(self.lam)) // n_outputs))
+
     def of(self, label: int) -> SharedDual:
         """Return the dual for samples with a label; the last ones asked for are kept, as many as there is room for."""
-        if label not in self.duals:
-            new = SharedDual(self, label)
+        group = label // self.n_labels
+        if group not in self.duals:
+            first = group * self.n_labels
+            new = SharedDual(self, range(first, min(first + self.n_labels, len(self.problem.c))))
             while self.duals and (len(self.duals) + 1) * new.n_bytes > CACHE:
                 del self.duals[next(iter(self.duals))]
-            self.duals[label] = new
-        return self.duals[label]
+            self.duals[group] = new
+        return self.duals[group]
 
     def lower_bound(self, by_v: Tensor, by_u: Tensor, error: Tensor) -> Tensor:
         """Return proven lower bounds on the form plus linear terms, over all v and u.
@@ -118,21 +129,21 @@ class SharedForm:
 
 @final
 class SharedDual:
-    """The dual for samples of one label and any other output, as a box QP.
+    """The dual for samples of some labels and any other output, as a box QP.
 
-    Its unknowns are the first multiplier, an entry for each other output of which all but one are held at zero, and the
-    coefficients of v and of w in the Lagrangian; that of v in two parts where a unit has an upper bound.
+    Its unknowns are the first multiplier, an entry for each pair of a label and another output of which all but one are held at
+    zero, and the coefficients of v and of w in the Lagrangian; that of v in two parts where a unit has an upper bound.
 
     Parameters
     ----------
     form : SharedForm
-    label : int
+    labels : range
     """
 
-    def __init__(self, form: SharedForm, label: int) -> None:
-        self.form, self.problem = form, form.problem
+    def __init__(self, form: SharedForm, labels: range) -> None:
+        self.form, self.problem, self.labels = form, form.problem, labels
         problem, half = form.problem, form.half
-        self.c, self.d = problem.c[label] - problem.c, problem.d[label] - problem.d
+        self.c, self.d = ((t[labels.start : labels.stop, None] - t).flatten(0, 1) for t in (problem.c, problem.d))
         self.two = problem.two_sided.nonzero().squeeze(1)
         m, r = problem.root.shape
         unit = torch.eye(m, dtype=half.dtype, device=half.device)
@@ -140,39 +151,45 @@ class SharedDual:
         by_b = torch.cat([(self.c + self.d @ half.mT).mT, unit, unit[:, self.two], lean], 1)
         by_u = torch.cat([self.d.mT, half.new_zeros((r, m + len(self.two))), -problem.root.mT], 1)
         hessian = torch.addmm(by_u.mT @ by_u, by_b.mT, torch.cholesky_solve(by_b, form.factor)).div_(2)
-        # in units in which the diagonal is one; the label itself has no unknown, and is held at zero
+        # in units in which the diagonal is one; a label and itself are no pair, and their entry is held at zero
+        own = torch.arange(labels.start, labels.stop)
+        itself = self.pair(own, own)
         self.scale = hessian.diagonal().clamp(min=1e-300).rsqrt()
-        self.scale[label] = 1.0
+        self.scale[itself] = 1.0
         hessian.mul_(self.scale).mul_(self.scale[:, None])
         hessian = (hessian + hessian.mT).div_(2)
         hessian.diagonal().add_(RIDGE)
-        hessian[label, label] = 1.0
+        hessian[itself, itself] = 1.0
         self.hessian = BlockTridiagonal((hessian,), ())
         self.sizes = [len(self.c), m, len(self.two), m]
+
+    def pair(self, label: Tensor, rival: Tensor) -> Tensor:
+        """Return the numbers of pairs of a label and another output."""
+        return (label - self.labels.start) * len(self.problem.c) + rival
 
     @property
     def n_bytes(self) -> int:
         """Size of the Hessian, and of what solvers make of it."""
         return 2 * self.hessian.diag[0].numel() * self.hessian.diag[0].element_size()
 
-    def proven(self, sample: Sample, rival: Tensor, lead: Tensor) -> Tensor:
+    def proven(self, sample: Sample, pair: Tensor, lead: Tensor) -> Tensor:
         """Return proven lower bounds on the squared norm of a perturbation that closes the lead.
 
         Parameters
         ----------
         sample : Sample
             Several.
-        rival : int64 Tensor of shape (n,)
-            The outputs that would take the lead.
+        pair : int64 Tensor of shape (n,)
+            The labels and the outputs that would take the lead.
         lead : Tensor of shape (n,)
             What they would have to make up for, above zero.
         """
-        return self._proven(sample, rival, lead, self.terms(sample, rival, lead))
+        return self._proven(sample, pair, lead, self.terms(sample, pair, lead))
 
-    def terms(self, sample: Sample, rival: Tensor, lead: Tensor) -> Terms:
+    def terms(self, sample: Sample, pair: Tensor, lead: Tensor) -> Terms:
         """Return the best multipliers with these products, as far as the solver gets."""
         lam, two = self.form.lam, self.two
-        chosen = torch.nn.functional.one_hot(rival, len(self.c)).to(lam)
+        chosen = torch.nn.functional.one_hot(pair, len(self.c)).to(lam)
         infinite = torch.full_like(sample.low, math.inf)
         least = torch.where(self.problem.two_sided, -lam * sample.room, -infinite)
         none = torch.zeros_like(sample.low[:, two])
@@ -186,7 +203,7 @@ class SharedDual:
         qp = BoxQP(self.hessian, q / size, lo / self.scale / size, hi)
         found = solve(qp, solver="auto" if qp.dim <= FEW else "accelerated", tol=TOL, max_sweeps=SWEEPS).z
         first, of_v, more, of_w = (found * self.scale * size).split(self.sizes, 1)
-        return self._signed(sample, first.gather(1, rival[:, None])[:, 0], of_v, more, of_w)
+        return self._signed(sample, first.gather(1, pair[:, None])[:, 0], of_v, more, of_w)
 
     def _signed(self, sample: Sample, sigma: Tensor, of_v: Tensor, more: Tensor, of_w: Tensor) -> Terms:
         """Turn coefficients into multipliers of conditions, none of them negative."""
@@ -202,8 +219,8 @@ class SharedDual:
             torch.where(sides, 0.0, (lam * sample.low - of_w).clamp(min=0.0)),
         )
 
-    def _proven(self, sample: Sample, rival: Tensor, lead: Tensor, terms: Terms) -> Tensor:
-        problem, c, d = self.problem, self.c[rival], self.d[rival]
+    def _proven(self, sample: Sample, pair: Tensor, lead: Tensor, terms: Terms) -> Tensor:
+        problem, c, d = self.problem, self.c[pair], self.d[pair]
         of_v, of_w = terms.slopes(sample)
         sigma = terms.sigma[:, None]
         by_v, by_u = sigma * c + of_v + of_w @ problem.h, sigma * d - of_w @ problem.root
@@ -251,22 +268,22 @@ def shared_radii(
     look = (radius > 0) & (radius < enough) & radius.isfinite()
     if len(problem.lam) == 0 or not (problem.mu > 0 and form.floor > 0):
         return radius
-    for label in best[look].unique().tolist():
-        for rows in (look & (best == label)).nonzero().squeeze(1).split(ROWS):
-            sample = problem.sample(z[rows], g[rows], g_error[rows])
-            radius[rows] = _of_label(form.of(label), sample, label, known[rows], leads[rows], rates[rows, :, 1], enough)
+    group = best // form.n_labels
+    for number in group[look].unique().tolist():
+        for rows in (look & (group == number)).nonzero().squeeze(1).split(ROWS):
+            sample, dual = problem.sample(z[rows], g[rows], g_error[rows]), form.of(number * form.n_labels)
+            radius[rows] = _of_labels(dual, sample, best[rows], known[rows], leads[rows], rates[rows, :, 1], enough)
     return radius
 
 
-def _of_label(
-    dual: SharedDual, sample: Sample, label: int, known: Tensor, leads: Tensor, extra: Tensor, enough: float
+def _of_labels(
+    dual: SharedDual, sample: Sample, label: Tensor, known: Tensor, leads: Tensor, extra: Tensor, enough: float
 ) -> Tensor:
     """Go through the other outputs, for each sample in the order of what is known, as far as they can make a difference."""
-    problem = dual.problem
-    lengths = row_norms(problem.read_out[label] - problem.read_out)
+    read_out = dual.problem.read_out
     values, order = known.sort(1)
     nearest = torch.full_like(values[:, 0], math.inf)
-    for k in range(len(lengths) - 1):
+    for k in range(len(read_out) - 1):
         value, rival = values[:, k], order[:, k]
         closer = value < nearest.clamp(max=enough)
         nearest = torch.where(closer, nearest, torch.minimum(nearest, value))
@@ -274,9 +291,11 @@ def _of_label(
         if len(rows) == 0:
             break
         pick = rows, rival[rows]
-        lead, drift = leads[pick], lengths[rival[rows]] * sample.drift[rows]
+        lead = leads[pick]
+        drift = row_norms(read_out[label[rows]] - read_out[rival[rows]]) * sample.drift[rows]
         ceiling = nearest[rows].clamp(max=enough * (1 + 1e-6)).minimum(FARTHEST * value[rows])
-        proven = _raised(dual, sample.take(rows), rival[rows], value[rows], lead, extra[pick], drift, ceiling)
+        pair = dual.pair(label[rows], rival[rows])
+        proven = _raised(dual, sample.take(rows), pair, value[rows], lead, extra[pick], drift, ceiling)
         nearest[rows] = torch.minimum(nearest[rows], proven)
     return nearest
 
@@ -284,19 +303,19 @@ def _of_label(
 def _raised(
     dual: SharedDual,
     sample: Sample,
-    rival: Tensor,
+    pair: Tensor,
     radius: Tensor,
     lead: Tensor,
     extra: Tensor,
     drift: Tensor,
     ceiling: Tensor,
 ) -> Tensor:
-    """Return proven radii of one rival a sample, at least the known ones; where what was sought is reached, more is sought."""
+    """Return proven radii of one pair a sample, at least the known ones; where what was sought is reached, more is sought."""
     radius, rows = radius.clone(), torch.arange(len(radius), device=radius.device)
     while len(rows):
         most, left = sought(radius[rows], lead[rows], extra[rows], ceiling[rows])
         left = left - drift[rows]
-        square = dual.proven(sample.take(rows), rival[rows], left.clamp(min=1e-300))
+        square = dual.proven(sample.take(rows), pair[rows], left.clamp(min=1e-300))
         # what is not a number proves nothing, and of a number that small underflow may have taken too much
         proven = torch.minimum(torch.where((left > 0) & (square > LEAST**2), square, 0.0).sqrt(), most) * (1 - 1e-15)
         radius[rows] = torch.maximum(radius[rows], proven)
@@ -311,5 +330,7 @@ def shared_form(net: LRRN) -> SharedForm:
     """Return what the network's samples share, set up once for given parameters."""
     energy = net.energy_snapshot(torch.float64)
     if energy not in _known:
-        _known[energy] = SharedForm(local_problem(net))
+        problem = local_problem(net)
+        with one_thread():
+            _known[energy] = SharedForm(problem)
     return _known[energy]
