@@ -1,6 +1,6 @@
 """AutoAttack (Croce and Hein, 2020) in the Euclidean norm on an MNIST classifier, beside our own attacks and certificates.
 
-lrrn.certify.autoattack says which attacks these are and what counts as a success.
+lrrn.attacks.autoattack says which attacks these are and what counts as a success.
 
 Needs torchattacks, which the benchmark environment has, the MNIST files, and the network scripts/mnist_certificates.py trains.
 Runs on one thread; 500 images at two sizes take some ten minutes. Ends with status 1 if an attack gets inside a radius.
@@ -21,10 +21,11 @@ import numpy as np
 import torch
 
 import lrrn
-from lrrn import LRRNClassifier, audit, datasets
-from lrrn.certify import as_image_model
-from lrrn.certify.autoattack import SLACK, autoattack
-from lrrn.threads import one_thread
+from lrrn import LRRNClassifier, datasets
+from lrrn.attacks import as_image_model
+from lrrn.attacks.autoattack import SLACK, autoattack
+from lrrn.reports import audit
+from lrrn.runtime.threads import one_thread
 
 if find_spec("torchattacks") is None:
     raise SystemExit("torchattacks is not installed here; make .venv-bench/.bench and use .venv-bench/bin/python")

@@ -18,7 +18,7 @@ import torch
 
 import lrrn
 from lrrn import datasets
-from lrrn.info import cores, processor
+from lrrn.runtime.machine import cores, processor
 
 
 def network(width: int) -> lrrn.LRRN:

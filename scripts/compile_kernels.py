@@ -26,7 +26,7 @@ from lrrn.learning.captured import DeviceCounts
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch
 from lrrn.learning.step import Step
-from lrrn.solvers import _half_precision, accelerated
+from lrrn.solvers import accelerated, half_precision
 from lrrn.solvers.accelerated import Accelerated
 
 NETWORKS = [((784, 64, 64, 10), 10), ((784, 64, 64, 10), 256), ((784, 32, 32, 10), 10), ((784, 32, 32, 32, 10), 256)]
@@ -141,9 +141,9 @@ def main() -> int:
     compiled = Compiled(parser.parse_args().capability)
     driver.set_active(NoDevice(parser.parse_args().capability))
     JITFunction.__getitem__ = lambda function, grid: compiled.launch(function, grid)
-    for module in (_half_precision, fused_kernels, flat_adam, clock):
+    for module in (half_precision, fused_kernels, flat_adam, clock):
         module.has_kernels = lambda t: True
-    accelerated.fits_on_chip, accelerated.fits_in_rows = _half_precision.fits_on_chip, _half_precision.fits_in_rows
+    accelerated.fits_on_chip, accelerated.fits_in_rows = half_precision.fits_on_chip, half_precision.fits_in_rows
     for sizes, batch in NETWORKS:
         for objective in (Contrastive(), FreeEnergy()):
             print(f"== {'-'.join(map(str, sizes))}, batch {batch}, {type(objective).__name__}", flush=True)

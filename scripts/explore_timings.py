@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import chromium
-from lrrn.bench.clock import machine
+from lrrn.studies.bench.clock import machine
 
 DIGITS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 WAIT = 300.0

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from fuzz_cli import Arguments
 from fuzz_targets import Checkpoint, Csv, Earlier, Idx, Load, Npy, Npz, Parquet, Target, Undocumented
-from lrrn import threads
+from lrrn.runtime import threads
 
 BLOCK = 250
 ROOM = 2**30

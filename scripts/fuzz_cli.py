@@ -156,15 +156,15 @@ class Arguments(Target):
 
 def keep_from_running() -> None:
     """Let commands that take minutes end where their work would begin."""
-    import lrrn.bench.suites
-    import lrrn.demo
+    import lrrn.cli.demo
     import lrrn.explore.launch
-    import lrrn.paper
-    import lrrn.paper.record
+    import lrrn.studies.bench.suites
+    import lrrn.studies.paper
+    import lrrn.studies.record.record
 
     def ends(*_: Any, **__: Any) -> Any:
         raise ValueError("kept from running")
 
-    parts: list[tuple[Any, str]] = [(lrrn.demo, "run"), (lrrn.bench.suites, "run"), (lrrn.explore.launch, "run")]
-    for module, name in [*parts, (lrrn.paper, "reproduce"), (lrrn.paper.record, "record")]:
+    parts: list[tuple[Any, str]] = [(lrrn.cli.demo, "run"), (lrrn.studies.bench.suites, "run"), (lrrn.explore.launch, "run")]
+    for module, name in [*parts, (lrrn.studies.paper, "reproduce"), (lrrn.studies.record.record, "record")]:
         setattr(module, name, ends)

@@ -18,11 +18,13 @@ import torch
 
 import fuzz_inputs as inputs
 import lrrn
-from lrrn import datasets, serialization, storage
+from lrrn import datasets
 from lrrn.learning import Contrastive, Data, Settings, Trainer, checkpoint
-from lrrn.paper.earlier import FILE, earlier
-from lrrn.paper.record_report import brief, sections
-from lrrn.paper.rows import Extent, Row
+from lrrn.persistence import serialization
+from lrrn.runtime import storage
+from lrrn.studies.record.earlier import FILE, earlier
+from lrrn.studies.record.record_report import brief, sections
+from lrrn.studies.record.rows import Extent, Row
 
 Chance = random.Random
 FORBIDDEN = {"pickle.find_class", "os.system", "subprocess.Popen", "os.posix_spawn", "os.exec", "os.fork", "socket.connect"}
@@ -319,7 +321,7 @@ def models(folder: Path) -> list[Path]:
     }
     for name, model in fitted.items():
         lrrn.save(model, folder / f"{name}.safetensors")
-    from lrrn.evaluation import reference_of
+    from lrrn.reports.evaluation import reference_of
 
     energies = {"samples": fitted["energy"].energy(X)}
     reference = reference_of(fitted["classifier"], X, np.array(["a", "b"])[y], None, "t", 3, 1.0, np.ones(12), energies)

@@ -22,19 +22,19 @@ import torch
 from torch.nn import functional
 
 import lrrn
-from lrrn.bench.problems import images
-from lrrn.devices import open_connections
 from lrrn.learning import Contrastive, Data, FreeEnergy, Margin, Settings, Trainer, fit_many
 from lrrn.learning.captured import BURSTS
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.step import Step
-from lrrn.paper.measures import measure_classifier
-from lrrn.paper.runs import DECAYS, Run
 from lrrn.qp import BoxQP
+from lrrn.runtime.devices import open_connections
 from lrrn.solvers import solve
-from lrrn.solvers._half_precision import LONGEST, ON_CHIP
 from lrrn.solvers.accelerated import Accelerated
 from lrrn.solvers.base import recompute
+from lrrn.solvers.half_precision import LONGEST, ON_CHIP
+from lrrn.studies.bench.problems import images
+from lrrn.studies.common.measures import measure_classifier
+from lrrn.studies.common.runs import DECAYS, Run
 
 ERROR = 1e-4
 WARM = 0.05

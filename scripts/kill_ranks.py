@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import lrrn
-from lrrn import storage
+from lrrn.runtime import storage
 
 TRAIN = ["-m", "--", "lrrn", "train", "digits", "--batch-size", "8", "--hidden", "32,32", "--device", "cpu"]
 

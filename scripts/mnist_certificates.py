@@ -16,7 +16,7 @@ import torch
 
 import lrrn
 from lrrn import LRRNClassifier, datasets
-from lrrn.certify import minimal_perturbation
+from lrrn.attacks import minimal_perturbation
 from lrrn.network import BUDGET
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import lrrn
-from lrrn.bench.scaling import memory
+from lrrn.studies.bench.scaling import memory
 
 FEATURES, CLASSES = 1024, 4
 MIB = 2**20

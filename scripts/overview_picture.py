@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import make_moons
 
 import lrrn
-from lrrn.certify import minimal_perturbation
+from lrrn.attacks import minimal_perturbation
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lrrn.info import cpu_flags, processor
+from lrrn.runtime.machine import cpu_flags, processor
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = ROOT / ".venv-oldest"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lrrn import LRRNClassifier, certify, datasets
-from lrrn.storage import write_bytes
+from lrrn.runtime.storage import write_bytes
 
 EPS = (0.1, 0.3, 0.5, 1.0, 1.58)
 COMMON: dict[str, Any] = {

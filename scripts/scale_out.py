@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from lrrn import LRRN, LRRNClassifier, datasets, ranks
+from lrrn import LRRN, LRRNClassifier, datasets
 from lrrn.learning import (
     ClassEnergy,
     Contrastive,
@@ -36,6 +36,7 @@ from lrrn.learning import (
     SquaredError,
     Trainer,
 )
+from lrrn.runtime import ranks
 
 OBJECTIVES = (Contrastive(), FreeEnergy(), ClassEnergy(), SemiSupervised(1e-2), Margin(), CrossEntropy(), SquaredError())
 NETWORKS = ((784, 64, 64, 10), (784, 512, 512, 10))

@@ -29,10 +29,10 @@ import numpy as np
 import torch
 
 import lrrn
-from lrrn import verified
+from lrrn.linalg import verified
 from lrrn.qp import DEFAULT_TOL, Status
+from lrrn.runtime.storage import write_bytes
 from lrrn.solvers import coordinate_descent
-from lrrn.storage import write_bytes
 
 Array = np.ndarray
 INF = math.inf

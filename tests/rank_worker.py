@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from lrrn import LRRN, LRRNClassifier, load, ranks, save
-from lrrn.audit import certify
+from lrrn import LRRN, LRRNClassifier, load, save
 from lrrn.datasets import open_table
-from lrrn.evaluation import evaluate
 from lrrn.learning import Contrastive, CrossEntropy, Data, FreeEnergy, Margin, SemiSupervised, Settings, Trainer
 from lrrn.learning.objectives import ClassEnergy, SquaredError
+from lrrn.reports.audit import certify
+from lrrn.reports.evaluation import evaluate
+from lrrn.runtime import ranks
 
 OBJECTIVES = {
     type(objective).__name__: objective

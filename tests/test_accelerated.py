@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from lrrn.solvers import _half_precision, accelerated, solve
-from lrrn.solvers._half_precision import fits_in_rows, fits_on_chip, largest_by_squaring
+from lrrn.solvers import accelerated, half_precision, solve
 from lrrn.solvers.base import recompute
+from lrrn.solvers.half_precision import fits_in_rows, fits_on_chip, largest_by_squaring
 from oracles import random_input, random_network
 
 
@@ -53,14 +53,14 @@ def on_chip(device):
 @pytest.fixture
 def in_rows(on_chip, monkeypatch):
     """Let the kernel for wide networks take narrow ones too."""
-    monkeypatch.setattr(_half_precision, "ON_CHIP", 0)
+    monkeypatch.setattr(half_precision, "ON_CHIP", 0)
     return on_chip
 
 
 @pytest.fixture
 def without_kernels(monkeypatch):
     """Leave the CPU to torch, where kernels could be interpreted too."""
-    monkeypatch.setattr(_half_precision, "has_kernels", lambda t: False)
+    monkeypatch.setattr(half_precision, "has_kernels", lambda t: False)
 
 
 def agrees_with_newton(sizes, n, device):
@@ -83,7 +83,7 @@ def test_units_on_a_bound_are_there_to_the_last_bit(on_chip):
     options = {"beta": (1.0, 1.0, 0.0), "output_constraint": "free"}
     qp = problem(sizes, n, torch.float32, on_chip, **options)
     exact = solve(problem(sizes, n, torch.float64, on_chip, **options), solver="newton", tol=1e-13)
-    stepper, z = _half_precision.Tiles(qp), torch.zeros_like(qp.q)
+    stepper, z = half_precision.Tiles(qp), torch.zeros_like(qp.q)
     stepper.advance(qp, z, z, 64, qp.scale)
     # what is held with a clear slope is held here too
     held = (exact.z == 0) & (exact.gradient > 1e-4)
@@ -158,7 +158,7 @@ def test_wide_equations_go_to_conjugate_gradients_on_the_cpu_and_bounds_never(wi
     assert solve(wide.free(x)).solvers == ("coordinate_descent",)
 
 
-@pytest.mark.parametrize("kind", [_half_precision.Rows, _half_precision.Equations])
+@pytest.mark.parametrize("kind", [half_precision.Rows, half_precision.Equations])
 def test_momentum_outlives_a_round(in_rows, kind):
     outlives_a_round(kind, in_rows)
 
@@ -171,7 +171,7 @@ def outlives_a_round(kind, device):
     net = random_network((9, 24, 20, 4), beta=(1.0, 1.0, 0.0), device=device, scale=3.0)  # condition about 50
     energy = net.energy_snapshot(torch.float64)
     qp = energy.free(random_input(4, 9, dtype=torch.float64, device=device))
-    if kind is not _half_precision.Rows:
+    if kind is not half_precision.Rows:
         z = solve(qp, solver="newton", tol=1e-12).z
         qp = energy.adjoint(z, random_input(4, qp.dim, dtype=torch.float64, device=device))
 
@@ -204,7 +204,7 @@ def test_rows_are_judged_as_by_torch(in_rows, dtype, linear):
         qp.q[2] *= 1e200  # its square overflows
     qp.q[3, 2] = math.inf
     qp.q[4, 0] = math.nan  # a unit on a bound, or fixed
-    stepper = (_half_precision.Equations if linear else _half_precision.Rows)(qp)
+    stepper = (half_precision.Equations if linear else half_precision.Rows)(qp)
     (g, residual), (expected_g, expected) = stepper.check(qp, z), recompute(qp, z)
     close = dict(rtol=1e-4, atol=1e-4) if dtype == torch.float32 else dict(rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(g, expected_g, equal_nan=True, **close)
@@ -216,7 +216,7 @@ def test_rows_are_judged_as_by_torch(in_rows, dtype, linear):
 
 @pytest.mark.parametrize("most_on_chip", [256, 0])
 def test_the_kernel_leaves_what_is_not_finite_alone(on_chip, most_on_chip, monkeypatch):
-    monkeypatch.setattr(_half_precision, "ON_CHIP", most_on_chip)
+    monkeypatch.setattr(half_precision, "ON_CHIP", most_on_chip)
     qp = problem((6, 8, 3), 5, torch.float32, on_chip)
     spoiled = qp.q.clone()
     spoiled[2, 1] = math.inf
@@ -228,7 +228,7 @@ def test_the_kernel_leaves_what_is_not_finite_alone(on_chip, most_on_chip, monke
 
 
 @pytest.mark.filterwarnings("ignore:(invalid value|All-NaN)")  # NumPy's, where Triton interprets
-@pytest.mark.parametrize("kind", [_half_precision.Rows, _half_precision.Equations])
+@pytest.mark.parametrize("kind", [half_precision.Rows, half_precision.Equations])
 def test_a_correction_that_is_not_finite_is_not_added(in_rows, kind):
     drops_what_is_not_finite(kind, in_rows)
 
@@ -241,7 +241,7 @@ def drops_what_is_not_finite(kind, device):
     net = random_network((9, 20, 17, 4), dtype=torch.float64, device=device)
     energy = net.energy_snapshot(torch.float64)
     qp = energy.free(random_input(3, 9, dtype=torch.float64, device=device))
-    if kind is not _half_precision.Rows:
+    if kind is not half_precision.Rows:
         qp = energy.adjoint(torch.ones_like(qp.q), qp.q)
     stepper, z = kind(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
     g, _ = stepper.check(qp, z)
@@ -261,8 +261,8 @@ def drops_what_is_not_finite(kind, device):
 
 def test_wide_problems_take_the_kernel_for_rows_and_wider_ones_none(device, monkeypatch):
     available = fits_on_chip(problem((4, 3), 1, torch.float32, device))
-    monkeypatch.setattr(_half_precision, "ON_CHIP", 3)
-    monkeypatch.setattr(_half_precision, "IN_ROWS", 5)
+    monkeypatch.setattr(half_precision, "ON_CHIP", 3)
+    monkeypatch.setattr(half_precision, "IN_ROWS", 5)
     small, wide, wider = (problem((4, units), 1, torch.float32, device) for units in (3, 5, 6))
     assert fits_on_chip(small) == fits_in_rows(wide) == available
     assert not fits_on_chip(wide) and not fits_in_rows(wider)
@@ -270,7 +270,7 @@ def test_wide_problems_take_the_kernel_for_rows_and_wider_ones_none(device, monk
 
 def test_the_kernel_reports_the_residual_of_its_answer(on_chip):
     qp = problem((9, 20, 17, 4), 33, torch.float32, on_chip)
-    stepper = _half_precision.Tiles(qp)
+    stepper = half_precision.Tiles(qp)
     z = torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
     stepper.advance(qp, z, z, 4, qp.scale)
     g, residual = stepper.check(qp, z)
@@ -286,7 +286,7 @@ def test_the_kernel_reports_the_residual_of_its_answer(on_chip):
 def test_what_the_kernel_reads_is_the_hessian_and_its_spectrum(on_chip, dtype, sizes, scale):
     h = problem(sizes, 1, dtype, on_chip).hessian
     h = type(h)(tuple(scale * block for block in h.diag), tuple(scale * block for block in h.sub))
-    unit, high, low, move, (inverse, momentum) = _half_precision.halves_and_rates(h)
+    unit, high, low, move, (inverse, momentum) = half_precision.halves_and_rates(h)
     dense = h.dense().double()
     exact = dense.diagonal().rsqrt()
     torch.testing.assert_close(unit.double(), exact, rtol=1e-6, atol=0)
@@ -296,7 +296,7 @@ def test_what_the_kernel_reads_is_the_hessian_and_its_spectrum(on_chip, dtype, s
     torch.testing.assert_close(move.double(), torch.eye(len(a), device=a.device) - a * inverse, rtol=0, atol=6e-4)
     eigenvalues = torch.linalg.eigvalsh(a)
     largest, smallest = float(1 / inverse), float((1 - momentum) / (1 + momentum)) ** 2 / float(inverse)
-    excess = len(a) ** (1 / 2 ** (_half_precision.UP + 1))
+    excess = len(a) ** (1 / 2 ** (half_precision.UP + 1))
     assert float(eigenvalues[-1]) <= largest <= 1.01 * excess * float(eigenvalues[-1])
     assert abs(smallest - float(eigenvalues[0])) <= 6e-3 * largest
 
@@ -305,7 +305,7 @@ def test_what_the_kernel_reads_is_the_hessian_and_its_spectrum(on_chip, dtype, s
 def test_the_smallest_eigenvalue_is_found_within_a_third(on_chip, scale):
     options = {"beta": (1.0, 1.0, 0.0), "output_constraint": "free", "scale": scale}
     h = problem((9, 60, 40, 4), 1, torch.float32, on_chip, **options).hessian
-    _, high, low, _, (inverse, momentum) = _half_precision.halves_and_rates(h)
+    _, high, low, _, (inverse, momentum) = half_precision.halves_and_rates(h)
     exact = float(torch.linalg.eigvalsh(high.double() + low.double())[0])
     found = float((1 - momentum) / (1 + momentum)) ** 2 / float(inverse)
     assert exact / 1.3 <= found <= exact * 1.3
@@ -317,7 +317,7 @@ def test_momentum_of_wide_solves_is_what_their_condition_asks_for(in_rows, scale
     qp = problem((30, 150, 4), 4, torch.float32, in_rows, **options)
     values = torch.linalg.eigvalsh(qp.hessian.dense().double())
     root = math.sqrt(float(values[0] / values[-1]))
-    momentum = float(_half_precision.most_momentum(qp.hessian))
+    momentum = float(half_precision.most_momentum(qp.hessian))
     # the root of a condition number that is wrong by a factor of 1.5
     assert (1 - 1.23 * root) / (1 + 1.23 * root) <= momentum <= (1 - root / 1.23) / (1 + root / 1.23)
     assert solve(qp, solver="accelerated", tol=1e-6).converged.all()
@@ -325,18 +325,18 @@ def test_momentum_of_wide_solves_is_what_their_condition_asks_for(in_rows, scale
 
 def test_momentum_is_limited_once_there_were_many_steps(in_rows, monkeypatch):
     qp = problem((9, 20, 17, 4), 5, torch.float64, in_rows)
-    monkeypatch.setattr(_half_precision, "most_momentum", lambda h: torch.zeros((), device=h.device))
-    monkeypatch.setattr(_half_precision, "LONGEST", 1)
-    stepper, z = _half_precision.Rows(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
+    monkeypatch.setattr(half_precision, "most_momentum", lambda h: torch.zeros((), device=h.device))
+    monkeypatch.setattr(half_precision, "LONGEST", 1)
+    stepper, z = half_precision.Rows(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
     stepper.advance(qp, z, qp.gradient(z), 1, qp.scale)  # one step has no momentum yet
-    unit, _, inverse = _half_precision.half_and_rate(qp.hessian)
+    unit, _, inverse = half_precision.half_and_rate(qp.hessian)
     plain = z.clone()
     for _ in range(6):
         plain = qp.project(plain - inverse * unit**2 * qp.gradient(plain))
     stepper.advance(qp, z, qp.gradient(z), 6, qp.scale)
     torch.testing.assert_close(z, plain, rtol=0, atol=2e-3 * float(plain.abs().max()))
     # and what it is without a limit is something else
-    free, w = _half_precision.Rows(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
+    free, w = half_precision.Rows(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
     free.advance(qp, w, qp.gradient(w), 7, qp.scale)
     assert float((w - plain).abs().max()) > 2e-2 * float(plain.abs().max())
 
@@ -347,7 +347,7 @@ def test_units_of_wide_solves_are_those_of_layers_unless_a_few_are_far_larger(in
     with torch.no_grad():
         net.W[0][:5] *= scale
     qp = net.energy_snapshot(torch.float64).free(random_input(4, 20, dtype=torch.float64, device=in_rows))
-    unit, matrix, inverse = _half_precision.half_and_rate(qp.hessian)
+    unit, matrix, inverse = half_precision.half_and_rate(qp.hessian)
     first, second = unit[:60], unit[60:]
     assert (second == second[0]).all() and bool((first == first[0]).all()) == (scale == 1.0)
     a = qp.hessian.dense() * unit[:, None] * unit

@@ -14,20 +14,20 @@ import torch
 from hypothesis import given, settings
 
 import lrrn
-from lrrn import audit
-from lrrn.certify import (
+from lrrn.attacks import (
     LipschitzEstimate,
     as_foolbox,
     as_image_model,
-    autoattack,
     empirical_lipschitz,
     minimal_perturbation,
     pgd,
     strongest_perturbation,
 )
-from lrrn.certify.adapters import Scores
-from lrrn.certify.radius import METHODS
-from lrrn.certify.slopes import Slopes
+from lrrn.attacks.adapters import Scores
+from lrrn.attacks.autoattack import autoattack
+from lrrn.attacks.slopes import Slopes
+from lrrn.certificates.radius import METHODS
+from lrrn.reports import audit
 from oracles import random_input, random_network
 from test_certify import CASES, make
 
@@ -341,7 +341,7 @@ def test_many_samples_are_attacked_in_chunks(monkeypatch):
     x = random_input(20, 6)
     label = net.infer(x).output.argmax(-1)
     whole = minimal_perturbation(net, x, label)
-    monkeypatch.setattr(import_module("lrrn.certify.attacks"), "CHUNK_NUMBERS", 7 * 4 * 12)
+    monkeypatch.setattr(import_module("lrrn.attacks.perturbations"), "CHUNK_NUMBERS", 7 * 4 * 12)
     parts = minimal_perturbation(net, x, label)
     consistent(net, x, label, parts)
     torch.testing.assert_close(whole.distance, parts.distance, rtol=1e-3, atol=1e-6)

@@ -12,20 +12,21 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import lrrn.bench.contenders
-import lrrn.bench.train
 import lrrn.solvers.coordinate_descent
-from lrrn.bench import certify, contest, depth, grad, learners, rate, scaling, solve, suites, tables, train
-from lrrn.bench.clock import Settings, Timing, best_of_threads, cores, exponent, measure, threads
-from lrrn.bench.contenders import CONTENDERS, Contender
-from lrrn.bench.headlines import headlines
-from lrrn.bench.journal import Journal
-from lrrn.bench.problems import free_phase, images, random_network, random_phase, trained
-from lrrn.blocks import BlockTridiagonal
+import lrrn.studies.bench.contenders
+import lrrn.studies.bench.train
 from lrrn.cli import app
+from lrrn.kernels.cpu.vector_sweep import PANEL
+from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
+from lrrn.runtime.machine import cores
 from lrrn.solvers import SOLVERS
-from lrrn.solvers._cd_vector import PANEL
+from lrrn.studies.bench import certify, contest, depth, grad, learners, rate, scaling, solve, suites, tables, train
+from lrrn.studies.bench.clock import Settings, Timing, best_of_threads, exponent, measure, threads
+from lrrn.studies.bench.contenders import CONTENDERS, Contender
+from lrrn.studies.bench.headlines import headlines
+from lrrn.studies.bench.journal import Journal
+from lrrn.studies.bench.problems import free_phase, images, random_network, random_phase, trained
 
 QUICK = Settings(quick=True, repeats=1)
 runner = CliRunner()
@@ -33,7 +34,7 @@ runner = CliRunner()
 
 @pytest.fixture
 def no_peers(monkeypatch):
-    monkeypatch.setattr(lrrn.bench.contenders, "find_spec", lambda name: None)
+    monkeypatch.setattr(lrrn.studies.bench.contenders, "find_spec", lambda name: None)
     monkeypatch.setenv("LRRN_PCX_PYTHON", "/nowhere/python")
 
 
@@ -62,7 +63,7 @@ def test_installed_contenders_reach_the_target_and_absent_ones_say_so(no_peers):
 @pytest.mark.parametrize("name", ["osqp, in a loop", "quadprog, in a loop", "proxsuite", "qpth", "cvxpylayers"])
 def test_peers_agree_with_the_reference(name):
     contender = next(c for c in CONTENDERS if c.name == name)
-    package = lrrn.bench.contenders.missing(contender.needs)
+    package = lrrn.studies.bench.contenders.missing(contender.needs)
     if package is not None:
         pytest.skip(f"{package} is in the benchmark environment only")
     row = contest.record(contender, small_problem(), QUICK, 0.01)
@@ -75,7 +76,7 @@ def test_bounds_on_both_sides_reach_the_peers():
     assert problem.qp.lo.max() == 0.1 and problem.qp.hi.max() == pytest.approx(0.3)
     for name in ("quadprog, in a loop", "osqp, in a loop"):
         contender = next(c for c in CONTENDERS if c.name == name)
-        if lrrn.bench.contenders.missing(contender.needs) is None:
+        if lrrn.studies.bench.contenders.missing(contender.needs) is None:
             assert problem.error(contender.prepare(problem)(1e-9)) <= 1e-6
 
 
@@ -174,7 +175,7 @@ def test_an_exponent_is_the_least_squares_slope():
 
 def test_medians_and_half_ranges(monkeypatch):
     ticks = iter([0.0, 1.0, 1.0, 4.0, 4.0, 6.0])  # 1, 3 and 2 seconds
-    monkeypatch.setattr(lrrn.bench.clock.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(lrrn.studies.bench.clock.time, "perf_counter", lambda: next(ticks))
     assert measure(lambda: None, 3) == (2.0, 1.0)
 
 
@@ -330,7 +331,7 @@ def test_our_epoch_changes_the_network_and_takes_the_first_samples_only():
     data = learners.Data(images(40, 6, 0, torch.float32), torch.eye(3).repeat(14, 1)[:40], torch.arange(40) % 3)
     assert len(learners._first(data, 10)) == 10
     for name, optimizer, needs, make in learners.LEARNERS:
-        if lrrn.bench.contenders.missing(needs) is None:
+        if lrrn.studies.bench.contenders.missing(needs) is None:
             make(data, (6, 4, 4, 3), 10, optimizer, 0)(20)
         assert name
 

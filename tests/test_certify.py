@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
 import lrrn
-from lrrn.certify.outputs import linear_response, pair_constants, single_constants
-from lrrn.certify.radius import METHODS
+from lrrn.certificates.outputs import linear_response, pair_constants, single_constants
+from lrrn.certificates.radius import METHODS
 from oracles import random_input, random_network
 
 CASES = st.fixed_dictionaries(

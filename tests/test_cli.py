@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import lrrn
 from lrrn.cli import app
-from lrrn.serialization import load_reference
+from lrrn.persistence.serialization import load_reference
 
 runner = CliRunner()
 
@@ -145,7 +145,7 @@ def test_bad_arguments_are_refused_before_any_work(arguments, message, tmp_path,
 def test_problems_with_files_are_told_in_one_line(tmp_path, iris, monkeypatch):
     monkeypatch.delenv("LRRN_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("lrrn.datasets.MIRRORS", {"mnist": ()})
+    monkeypatch.setattr("lrrn.datasets.download.MIRRORS", {"mnist": ()})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.safetensors").write_bytes(b"no model")
     for arguments, message in (

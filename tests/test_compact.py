@@ -10,11 +10,11 @@ import weakref
 import pytest
 import torch
 
-import lrrn.compact
+import lrrn.network.small_batch
 from lrrn import LRRN
-from lrrn.compact import Compact, Tolerances, fitting_structure, structure_of
 from lrrn.learning.monitor import SolveCounts
-from lrrn.threads import holds_one_thread, one_thread
+from lrrn.network.small_batch import Compact, Tolerances, fitting_structure, structure_of
+from lrrn.runtime.threads import holds_one_thread, one_thread
 from test_fused import NETWORKS, network
 
 
@@ -103,7 +103,7 @@ def test_a_warm_start_takes_fewer_sweeps_and_is_made_feasible():
 def test_what_takes_too_long_goes_on_the_general_way(monkeypatch, compact_calls):
     net, x = network("paper"), torch.rand(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = both_ways(net, x)[1]
-    monkeypatch.setattr(lrrn.compact, "SWEEPS", 2)
+    monkeypatch.setattr(lrrn.network.small_batch, "SWEEPS", 2)
     compact_calls.update(minimise=0, adjoint=0)
     ours = both_ways(net, x)[0]
     assert compact_calls == {"minimise": 0, "adjoint": 0}
@@ -138,7 +138,7 @@ def test_a_prediction_that_takes_too_long_goes_on_the_general_way(name, slow, mo
     direction = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = both_ways(net, x, v=direction, predict=True)[1]
     if slow == "both":
-        monkeypatch.setattr(lrrn.compact, "SWEEPS", 2)
+        monkeypatch.setattr(lrrn.network.small_batch, "SWEEPS", 2)
     else:
         monkeypatch.setattr(Compact, "adjoint", lambda *given: None)
     compact_calls.update(minimise=0, adjoint=0)
@@ -173,7 +173,7 @@ def test_a_hessian_beyond_float32_goes_the_general_way(compact_calls):
 def test_products_with_their_own_transpose(shape, dtype):
     w = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(shape[0]))
     out = torch.full((shape[0], shape[0]), torch.nan, dtype=dtype)
-    lrrn.compact.gram(w, out)
+    lrrn.network.small_batch.gram(w, out)
     exact, size = w.double() @ w.double().mT, w.double().abs() @ w.double().abs().mT
     # the rounding of an inner product, whatever the order of its sum
     assert bool(((out.double() - exact).abs() <= shape[1] * torch.finfo(dtype).eps * size).all())
@@ -215,9 +215,9 @@ def test_who_is_asked():
 def test_blas_must_be_held_to_one_thread_and_is_not_in_a_forked_child():
     code = """
 import os, torch
-from lrrn.compact import fitting_structure
+from lrrn.network.small_batch import fitting_structure
 from lrrn import LRRN
-from lrrn.threads import one_thread
+from lrrn.runtime.threads import one_thread
 energy, x = LRRN((12, 9, 3), dtype=torch.float64).energy_now(), torch.zeros(4, 12, dtype=torch.float64)
 assert not fitting_structure(energy, x)
 with one_thread():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lrrn.constraints import BOX, FREE, NONNEG, Interval, bounds, interval
+from lrrn.energy.constraints import BOX, FREE, NONNEG, Interval, bounds, interval
 
 
 def test_names_pairs_and_intervals():

@@ -23,8 +23,9 @@ import pytest
 from rich.console import Console
 from sklearn.datasets import load_digits
 
-from lrrn import datasets
-from lrrn.datasets import FILES, FOLDERS, MAX_BYTES, MD5, MIRRORS, NAMES, DataError, load, read_idx
+from lrrn.datasets import FILES, FOLDERS, NAMES, DataError, catalogue, download, load, read_idx
+from lrrn.datasets.download import MD5, MIRRORS
+from lrrn.datasets.idx import MAX_BYTES
 
 PUBLISHED = [file for pair in FILES.values() for file in pair]
 
@@ -35,8 +36,8 @@ def cache(monkeypatch, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(datasets, "MIRRORS", dict.fromkeys(FOLDERS, ()))
-    monkeypatch.setattr(datasets, "DEBIAN", home / "debian")
+    monkeypatch.setattr(download, "MIRRORS", dict.fromkeys(FOLDERS, ()))
+    monkeypatch.setattr(catalogue, "DEBIAN", home / "debian")
     return home / "lrrn"
 
 
@@ -274,10 +275,10 @@ def test_the_package_of_debian_comes_last_and_is_known_by_what_it_holds(tmp_path
     source = family(tmp_path, "fashion_mnist", shade=40)
     debian = tmp_path / "debian"
     debian.mkdir()
-    monkeypatch.setattr(datasets, "DEBIAN", debian)
+    monkeypatch.setattr(catalogue, "DEBIAN", debian)
     for file in PUBLISHED:
         content = (source / file).read_bytes()
-        monkeypatch.setitem(datasets.DEBIAN_MD5, file, hashlib.md5(content).hexdigest())
+        monkeypatch.setitem(catalogue.DEBIAN_MD5, file, hashlib.md5(content).hexdigest())
         (debian / f"{file}.gz").write_bytes(gzip.compress(content, mtime=len(file)))  # whatever the date of the package
     np.testing.assert_allclose(load("fashion_mnist", root=tmp_path / "nowhere")[0], 40 / 255, rtol=1e-6)
     with pytest.raises(DataError, match="neither"):
@@ -287,7 +288,7 @@ def test_the_package_of_debian_comes_last_and_is_known_by_what_it_holds(tmp_path
     images = cache / "FashionMNIST" / "raw" / "t10k-images-idx3-ubyte"
     images.unlink()
     path = debian / f"{images.name}.gz"
-    whole, expected = path.read_bytes(), datasets.DEBIAN_MD5[images.name]
+    whole, expected = path.read_bytes(), catalogue.DEBIAN_MD5[images.name]
     for damaged in (whole[:-9], b"", b"no gzip", gzip.compress(idx(4, 2, 3))):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=rf"{path} should have MD5 {expected} uncompressed and has .*; replace it"):
@@ -404,7 +405,7 @@ def mirror(monkeypatch):
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         monkeypatch.delenv("LRRN_DATA", raising=False)
-        monkeypatch.setattr(datasets, "MIRRORS", dict.fromkeys(FOLDERS, (f"{server.url}/good/",)))
+        monkeypatch.setattr(download, "MIRRORS", dict.fromkeys(FOLDERS, (f"{server.url}/good/",)))
         yield server
         server.shutdown()
         thread.join()
@@ -431,10 +432,10 @@ def test_real_mirrors_and_digests_are_there_for_every_file():
     for name, digests in MD5.items():
         assert list(digests) == PUBLISHED and len(MIRRORS[name]) >= 2
         assert all(mirror.startswith(("https://", "http://")) and mirror.endswith("/") for mirror in MIRRORS[name])
-    everything = [digest for digests in (*MD5.values(), datasets.DEBIAN_MD5) for digest in digests.values()]
+    everything = [digest for digests in (*MD5.values(), catalogue.DEBIAN_MD5) for digest in digests.values()]
     assert len(set(everything)) == 16 and all(len(bytes.fromhex(digest)) == 16 for digest in everything)
-    assert list(datasets.DEBIAN_MD5) == PUBLISHED
-    assert 0 < datasets.TIMEOUT < 60
+    assert list(catalogue.DEBIAN_MD5) == PUBLISHED
+    assert 0 < download.TIMEOUT < 60
 
 
 @pytest.mark.parametrize("root", [None, "empty"])
@@ -468,8 +469,8 @@ def test_another_mirror_is_asked_when_one_fails(trouble, cache, mirror, source, 
     if trouble == "corrupted":
         for file in PUBLISHED:
             mirror.files[f"/corrupted/{file}.gz"] = mirror.files[f"/corrupted/{file}.gz"][:-1] + b"?"
-    monkeypatch.setitem(datasets.MIRRORS, "mnist", (bad, good))
-    monkeypatch.setattr(datasets, "TIMEOUT", 0.2)
+    monkeypatch.setitem(download.MIRRORS, "mnist", (bad, good))
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
     np.testing.assert_allclose(load("mnist")[0], 70 / 255, rtol=1e-6)
     assert files_under(cache) == ["MNIST/raw/train-images-idx3-ubyte.gz", "MNIST/raw/train-labels-idx1-ubyte.gz"]
     tried = [path for path in mirror.asked if path.startswith(f"/{trouble}/")]
@@ -481,8 +482,8 @@ def test_an_error_tells_what_each_mirror_did_and_leaves_nothing_behind(tmp_path,
     file = "train-images-idx3-ubyte"
     mirrors = dead(), f"{mirror.url}/missing/", f"{mirror.url}/corrupted/", f"{mirror.url}/silent/"
     mirror.files[f"/corrupted/{file}.gz"] = b"<html>Sign in to the network of this hotel</html>"
-    monkeypatch.setitem(datasets.MIRRORS, "mnist", mirrors)
-    monkeypatch.setattr(datasets, "TIMEOUT", 0.2)
+    monkeypatch.setitem(download.MIRRORS, "mnist", mirrors)
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
     monkeypatch.setattr(pooch.get_logger(), "level", 5)
     with pytest.raises(DataError) as caught:
         load("mnist", root=tmp_path / "mine")
@@ -542,8 +543,8 @@ def test_processes_may_load_at_the_same_time_and_are_silent_in_a_pipe(cache, mir
     mirror.delay = 1.0
     script = (
         "from lrrn import datasets\n"
-        f"datasets.MIRRORS['mnist'] = ('{dead()}', '{mirror.url}/good/')\n"
-        f"datasets.MD5['mnist'] = {MD5['mnist']}\n"
+        f"download.MIRRORS['mnist'] = ('{dead()}', '{mirror.url}/good/')\n"
+        f"download.MD5['mnist'] = {MD5['mnist']}\n"
         "print(datasets.load('mnist')[0].shape)"
     )
     command = [sys.executable, "-W", "error", "-c", script]
@@ -554,9 +555,9 @@ def test_processes_may_load_at_the_same_time_and_are_silent_in_a_pipe(cache, mir
 
 def test_a_terminal_shows_progress(cache, mirror, source, monkeypatch):
     mirror.offer(source)
-    monkeypatch.setitem(datasets.MIRRORS, "mnist", (dead(), f"{mirror.url}/good/"))
+    monkeypatch.setitem(download.MIRRORS, "mnist", (dead(), f"{mirror.url}/good/"))
     screen = io.StringIO()
-    monkeypatch.setattr(datasets, "Console", partial(Console, file=screen, force_terminal=True, width=100))
+    monkeypatch.setattr(download, "Console", partial(Console, file=screen, force_terminal=True, width=100))
     load("mnist")
     size = (source / "train-images-idx3-ubyte.gz").stat().st_size
     assert "mnist train-images-idx3-ubyte" in screen.getvalue() and f"{size}/{size} bytes" in screen.getvalue()
@@ -643,8 +644,8 @@ def test_mnist_begins_with_the_digits_everyone_knows():
 @pytest.mark.data
 def test_the_first_of_kmnist_have_the_first_labels():
     root = Path(os.environ.get("LRRN_DATA") or "/nowhere")
-    if not (root / datasets.PREFIX_FOLDER).is_dir():
-        pytest.skip(f"{datasets.PREFIX_FOLDER} is not in LRRN_DATA")
+    if not (root / catalogue.PREFIX_FOLDER).is_dir():
+        pytest.skip(f"{catalogue.PREFIX_FOLDER} is not in LRRN_DATA")
     X, y = load("kmnist", "train_7011")
     assert X.shape == (7011, 784) and X.min() == 0.0 and X.max() == 1.0
     assert np.array_equal(y, read_idx(root / "KMNIST" / "raw" / "train-labels-idx1-ubyte.gz")[:7011])
@@ -654,7 +655,7 @@ def test_the_first_of_kmnist_have_the_first_labels():
 def test_the_digests_of_debian_are_those_of_the_published_files(tmp_path, monkeypatch):
     expected, _ = real("fashion_mnist", "test")
     raw = Path(os.environ["LRRN_DATA"]) / "FashionMNIST" / "raw"
-    monkeypatch.setattr(datasets, "DEBIAN", tmp_path)
+    monkeypatch.setattr(catalogue, "DEBIAN", tmp_path)
     for path in raw.glob("*.gz"):
         (tmp_path / path.name).write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=1))
     for split in FILES:

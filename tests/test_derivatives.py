@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrrn.derivatives import Phase, energy_gradients, slope_gradients
+from lrrn.energy.derivatives import Phase, energy_gradients, slope_gradients
 from oracles import random_input, random_network
 
 SIZES = [(4, 3), (4, 5, 2), (4, 12, 2), (4, 3, 5, 2), (3, 4, 2, 5, 2)]

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 import lrrn
 from lrrn import LRRN, LRRNClassifier, LRRNEnergyModel, LRRNRegressor
-from lrrn.certify import pgd
+from lrrn.attacks import pgd
 from lrrn.learning import Contrastive, CrossEntropy, Data, FreeEnergy, Margin, Settings, SquaredError, Trainer, fit_many
 from lrrn.learning.captured import LADDER
 
@@ -54,9 +54,9 @@ def test_regressor_energy_model_and_attacks_on_the_device():
 
 @pytest.mark.parametrize("few", [0, 512])
 def test_shared_radii_on_the_device_are_those_of_the_cpu(few, monkeypatch):
-    monkeypatch.setattr(sys.modules["lrrn.certify.shared"], "FEW", few)
+    monkeypatch.setattr(sys.modules["lrrn.certificates.shared"], "FEW", few)
     # how much is proven depends on where solves stop, those of the duals and those of the outputs; here it is next to nothing
-    monkeypatch.setattr(sys.modules["lrrn.certify.shared"], "TOL", 1e-6)
+    monkeypatch.setattr(sys.modules["lrrn.certificates.shared"], "TOL", 1e-6)
     X, y = load_digits(return_X_y=True)
     net = LRRNClassifier((24, 16), device="cuda", **SMALL).fit(X[:500] / 16, y[:500]).network_
     x = torch.tensor(X[500:700] / 16)

@@ -19,12 +19,14 @@ from typer.testing import CliRunner
 
 import lrrn
 from faults import as_ordinary_user, device, full_disk, read_only
-from lrrn import LRRNClassifier, compiled, datasets, storage
+from lrrn import LRRNClassifier, datasets
 from lrrn.cli import app
+from lrrn.datasets.rows import ArrayRows
+from lrrn.kernels.cpu import compiled
 from lrrn.learning import Contrastive, Data, Settings, Trainer, checkpoint
-from lrrn.rows import ArrayRows
-from lrrn.scoring import Parts, over_rows
-from lrrn.storage import FileFormatError, WriteError
+from lrrn.reports.scoring import Parts, over_rows
+from lrrn.runtime import storage
+from lrrn.runtime.storage import FileFormatError, WriteError
 from oracles import random_network
 
 QUICK = dict(hidden_sizes=(6,), epochs=6, batch_size=8, device="cpu", random_state=0)
@@ -274,7 +276,7 @@ def test_a_file_that_may_not_be_read(tmp_path):
 # --- caches ---------------------------------------------------------------------------------------------------------------
 
 TINY = """
-from lrrn.compiled import kernel
+from lrrn.kernels.cpu.compiled import kernel
 
 @kernel
 def double(x):
@@ -288,7 +290,7 @@ def tiny(tmp_path, monkeypatch, caplog):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
     monkeypatch.setattr(compiled, "_told", set())
-    caplog.set_level(logging.WARNING, logger="lrrn.compiled")
+    caplog.set_level(logging.WARNING, logger="lrrn.kernels.cpu.compiled")
     folder = tmp_path / "package"
     folder.mkdir()
     (folder / "tiny.py").write_text(TINY)
@@ -408,7 +410,7 @@ def test_a_table_that_vanishes_or_shrinks_while_it_is_read(suffix, tmp_path):
 
 
 def test_results_of_samples_on_a_full_disk_are_kept_part_by_part_and_damaged_parts_are_told(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("lrrn.scoring.PART_CHUNKS", 2)
+    monkeypatch.setattr("lrrn.reports.scoring.PART_CHUNKS", 2)
     rows, out = ArrayRows(np.arange(100.0)[:, None], name="numbers"), run / "out.npz"
     whole = over_rows(rows, 10, lambda X, y, chunk: {"twice": 2 * X[:, 0]})
     disk, worked = full_disk(100), []

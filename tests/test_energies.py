@@ -14,8 +14,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 import lrrn
 from lrrn import LRRNEnergyModel
-from lrrn.certify import certified_auroc, certify_energies, decision_radius, energy_interval
-from lrrn.certify.energies import energy_constant
+from lrrn.certificates import certified_auroc, certify_energies, decision_radius, energy_interval
+from lrrn.certificates.energies import energy_constant
 from oracles import random_input, random_network
 from test_certify import CASES, make
 

@@ -25,12 +25,12 @@ from typer.testing import CliRunner
 import lrrn
 from lrrn import LRRNClassifier, LRRNEnergyModel, LRRNRegressor, datasets
 from lrrn.cli import app
-from lrrn.evaluation import energies_of, reference_of
 from lrrn.explore import opening
 from lrrn.explore.explorer import Explorer
 from lrrn.explore.opening import Opened, open_file, train_digits
 from lrrn.explore.overview import compared, describe
 from lrrn.explore.session import Session
+from lrrn.reports.evaluation import energies_of, reference_of
 
 pytest.importorskip("starlette", reason="the explorer's server needs the extra explore")
 

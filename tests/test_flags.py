@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import lrrn
-from lrrn.blocks import BlockTridiagonal
+from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import DEFAULT_TOL, BoxQP, Status, row_norms
 from lrrn.solvers import SOLVERS, solve
 from oracles import PlainNetwork, random_input, random_network

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from lrrn import LRRN
+from lrrn.kernels.constants import LANES
 from lrrn.learning import ClassEnergy, Contrastive, Data, FreeEnergy, Margin, SemiSupervised, Settings, Trainer
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.fused import PART_ROWS, FusedStep, edges_of, parts_of
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, total, total_gradients
-from lrrn.solvers.coordinate_descent import LANES
 from tolerances import rounding
 
 NETWORKS = {

@@ -12,8 +12,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lrrn import datasets, storage
+from lrrn import datasets
 from lrrn.cli import app
+from lrrn.runtime import storage
 
 
 def test_tensors_do_not_go_with_the_file_they_were_read_from(tmp_path):
@@ -31,8 +32,8 @@ def test_commands_tell_errors_in_a_line(command, monkeypatch):
     def fails(*_, **__):
         raise ValueError("this is what is wrong")
 
-    monkeypatch.setattr("lrrn.demo.run", fails)
-    monkeypatch.setattr("lrrn.info.gather", fails)
+    monkeypatch.setattr("lrrn.cli.demo.run", fails)
+    monkeypatch.setattr("lrrn.cli.info.gather", fails)
     done = CliRunner().invoke(app, [command])
     assert (
         done.exit_code == 1 and done.output.strip() == "Error: this is what is wrong" and isinstance(done.exception, SystemExit)

@@ -12,8 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 import lrrn
-from lrrn import datasets, info
-from lrrn.cli import app
+from lrrn import datasets
+from lrrn.cli import app, info
 from lrrn.solvers import SOLVERS
 
 
@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
             path.write_bytes(b"")
     monkeypatch.setenv("LRRN_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("lrrn.datasets.DEBIAN", tmp_path / "nowhere")
+    monkeypatch.setattr("lrrn.datasets.catalogue.DEBIAN", tmp_path / "nowhere")
     return tmp_path
 
 

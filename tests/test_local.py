@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from sklearn.exceptions import ConvergenceWarning
 
 import lrrn
-from lrrn.certify import minimal_perturbation, pgd
-from lrrn.certify.local import Dual, LocalProblem, Sample
+from lrrn.attacks import minimal_perturbation, pgd
+from lrrn.certificates.complementarity import LocalProblem, Sample
+from lrrn.certificates.local import Dual
 from oracles import best_dual, random_input, random_network
 from test_certify import CASES, make, worst_within
 

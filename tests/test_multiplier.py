@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 
 import lrrn
-from lrrn.certify.outputs import pair_constants
-from lrrn.multiplier import MultiplierProblem
+from lrrn.bounds.multiplier import MultiplierProblem
+from lrrn.certificates.outputs import pair_constants
 from oracles import random_input, random_network
 from test_certify import CASES, make
 

@@ -7,7 +7,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 import lrrn
-from lrrn.certify.outputs import pair_constants
+from lrrn.certificates.outputs import pair_constants
 from lrrn.learning import CrossEntropy, Data, Settings, Trainer
 from oracles import random_input, random_network
 

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck
 from torch.nn import functional
 
 from lrrn import LRRN, LRRNClassifier
-from lrrn.certify import pgd
+from lrrn.attacks import pgd
 from lrrn.learning import (
     Batch,
     ClassEnergy,

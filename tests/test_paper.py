@@ -19,10 +19,11 @@ from typer.testing import CliRunner
 
 from lrrn import datasets
 from lrrn.cli import app
-from lrrn.paper import decay_tables, filters, learning_curves, pool, pretraining, reproduce, reproduction, table1
-from lrrn.paper.report import summary
-from lrrn.paper.runs import DATA, DECAYS, FULL, QUICK, Run, Scale, execute, finished, is_trained, train
-from lrrn.paper.sections import MET, MISSED, NO_TARGET, NOT_RUN, OURS, Comparison, Results, Section
+from lrrn.studies.common import pool
+from lrrn.studies.common.report import summary
+from lrrn.studies.common.runs import DATA, DECAYS, FULL, QUICK, Run, Scale, execute, finished, is_trained, train
+from lrrn.studies.common.sections import MET, MISSED, NO_TARGET, NOT_RUN, OURS, Comparison, Results, Section
+from lrrn.studies.paper import decay_tables, filters, learning_curves, pretraining, reproduce, reproduction, table1
 
 TINY = Scale(epochs=2, pretrain_epochs=1, margin_epochs=1, seeds=2, samples=60, tests=20, closely=2, bound_seconds=0.2)
 
@@ -150,7 +151,7 @@ def test_a_run_leaves_its_results_and_is_not_repeated(kind, root, tmp_path):
 def test_an_interrupted_run_continues_to_the_same_result(root, tmp_path, monkeypatch):
     run = Run("pretrained", "fashion_mnist", decay=5e-5, scale=replace(TINY, closely=0, epochs=3))
     whole = execute(run, tmp_path / "whole", root)
-    measure = "lrrn.paper.runs.measure_classifier"
+    measure = "lrrn.studies.common.runs.measure_classifier"
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -275,7 +276,8 @@ def test_on_a_device_a_stop_reaches_what_is_being_measured_and_what_waits(root, 
 
 def test_a_run_stops_when_the_command_that_started_it_is_killed(tmp_path):
     begin = (
-        "from pathlib import Path; from lrrn.paper import pool; from lrrn.paper.runs import Run; from test_paper import sleeps;"
+        "from pathlib import Path; from lrrn.studies.common import pool; from lrrn.studies.common.runs import Run;"
+        "from test_paper import sleeps;"
         f"pool.in_processes([Run('contrastive', 'mnist')], Path({str(tmp_path)!r}), 1, sleeps, (), lambda run, folder: False)"
     )
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])

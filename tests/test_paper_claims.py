@@ -18,8 +18,8 @@ from scipy import optimize
 from torch.nn import functional
 
 from lrrn import LRRN
-from lrrn.certify import empirical_lipschitz
-from lrrn.constraints import Interval
+from lrrn.attacks import empirical_lipschitz
+from lrrn.energy.constraints import Interval
 from lrrn.learning import Batch, Contrastive, FreeEnergy
 from oracles import PlainNetwork, PlainQP, by_quadprog, random_input, random_network
 from tolerances import rounding

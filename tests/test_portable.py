@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import lrrn
-from lrrn import blocks, bounds, verified
-from lrrn.blocks import BlockCholesky, BlockTridiagonal
-from lrrn.certify.outputs import pair_constants
+from lrrn import bounds
+from lrrn.certificates.outputs import pair_constants
+from lrrn.linalg import blocks, verified
+from lrrn.linalg.blocks import BlockCholesky, BlockTridiagonal
 from oracles import random_input, random_network
 from test_verified import second_difference
 
@@ -102,7 +103,7 @@ def test_a_product_of_constants_does_not_underflow_to_zero():
 
 
 def test_what_differs_between_machines_is_shown():
-    from lrrn.info import gather
+    from lrrn.cli.info import gather
 
     shown = gather(device="cpu")["arithmetic"]
     assert shown["torch kernels"] == torch.backends.cpu.get_cpu_capability() and shown["threads"] >= 1
@@ -111,7 +112,7 @@ def test_what_differs_between_machines_is_shown():
 
 def test_the_matrix_of_settings_covers_what_varies():
     """Every variable of the table is one that ``lrrn info`` shows, so that a failure can be told from the report."""
-    from lrrn.info import ARITHMETIC, VARIABLES
+    from lrrn.cli.info import ARITHMETIC, VARIABLES
     from portable import NUMERICAL, QUICK, QUICK_SETTINGS, SETTINGS
 
     assert {name for setting in SETTINGS for name in setting.variables} <= {*ARITHMETIC, *VARIABLES}

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrrn.learning import Contrastive, Data, Settings, Trainer
-from lrrn.precision import _allowed, full_precision, in_full_precision
+from lrrn.runtime.precision import _allowed, full_precision, in_full_precision
 from oracles import random_input, random_network
 
 PRODUCTS = ("aten.mm.", "aten.addmm", "aten.bmm.", "aten.mv.", "aten.addmv")

@@ -14,10 +14,10 @@ import torch
 from typer.testing import CliRunner
 
 import rank_worker as worker
-from lrrn import ranks
 from lrrn.cli import app
 from lrrn.estimators import LRRNClassifier
-from lrrn.ranks import RankLostError, Ranks, joined
+from lrrn.runtime import ranks
+from lrrn.runtime.ranks import RankLostError, Ranks, joined
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -16,22 +16,22 @@ import torch
 from typer.testing import CliRunner
 
 from lrrn import datasets
-from lrrn.certify import minimal_perturbation, pgd
+from lrrn.attacks import minimal_perturbation, pgd
 from lrrn.cli import app
-from lrrn.paper import baselines, record_report, scores, stages
-from lrrn.paper import record as record_module
-from lrrn.paper.baselines import NearestPrototypes, SortNetwork
-from lrrn.paper.baselines.learners import LEARNERS
-from lrrn.paper.baselines.sorting import proven_norm
-from lrrn.paper.baselines.training import Plan, shifted, train
-from lrrn.paper.contenders import EPS, Plain
-from lrrn.paper.earlier import earlier
-from lrrn.paper.recipes import BASELINES, OURS, ROWS, recipe
-from lrrn.paper.record import record
-from lrrn.paper.rows import Extent, Row, images, plan
-from lrrn.paper.scores import BEST, disagreements, figures
-from lrrn.paper.stages import ATTACK, STAGES, Effort, execute, finished, kept
-from lrrn.storage import FileFormatError
+from lrrn.runtime.storage import FileFormatError
+from lrrn.studies.record import baselines, record_report, scores, stages
+from lrrn.studies.record import record as record_module
+from lrrn.studies.record.baselines import NearestPrototypes, SortNetwork
+from lrrn.studies.record.baselines.learners import LEARNERS
+from lrrn.studies.record.baselines.sorting import proven_norm
+from lrrn.studies.record.baselines.training import Plan, shifted, train
+from lrrn.studies.record.contenders import EPS, Plain
+from lrrn.studies.record.earlier import earlier
+from lrrn.studies.record.recipes import BASELINES, OURS, ROWS, recipe
+from lrrn.studies.record.record import record
+from lrrn.studies.record.rows import Extent, Row, images, plan
+from lrrn.studies.record.scores import BEST, disagreements, figures
+from lrrn.studies.record.stages import ATTACK, STAGES, Effort, execute, finished, kept
 
 TINY = Extent(samples=60, tests=20, quick=True)
 LITTLE = Effort(images=4, autoattack=0, bound_seconds=0.2)
@@ -164,7 +164,7 @@ def test_two_points_have_the_distance_to_their_bisector():
 
 @pytest.mark.parametrize("tried", [64, 1])
 def test_radii_of_prototypes_are_below_the_exact_ones_and_near(tried, monkeypatch):
-    monkeypatch.setattr("lrrn.paper.baselines.prototypes.OWN", tried)
+    monkeypatch.setattr("lrrn.studies.record.baselines.prototypes.OWN", tried)
     points, labels = draw(31, 4), torch.arange(31) % 3
     model, x = NearestPrototypes(points, labels), draw(40, 4, seed=1, scale=1.5)
     exact = torch.tensor([exact_radius(points.numpy(), labels.numpy(), row.numpy()) for row in x], dtype=torch.float64)
@@ -286,7 +286,7 @@ def test_baselines_are_saved_and_loaded(tmp_path):
 
 
 def test_a_peer_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setattr("lrrn.paper.baselines.learners._installed", lambda module: False)
+    monkeypatch.setattr("lrrn.studies.record.baselines.learners._installed", lambda module: False)
     assert Row("logistic", "mnist").obstacle() is None and Row("wide", "mnist").obstacle() is None
     assert Row("torchlip", "mnist").obstacle() == "deel-torchlip is not installed here; make .venv-bench/.bench installs it"
 
@@ -324,7 +324,7 @@ def test_the_plan_has_seeds_for_what_is_random():
 def test_validation_does_without_test_images(root, monkeypatch):
     (X, y), (X_test, _) = images("mnist", Extent(), root, False)
     assert len(X) == 72 and len(X_test) == 20
-    monkeypatch.setattr("lrrn.paper.rows.load_test", lambda *_: pytest.fail("test images were loaded"))
+    monkeypatch.setattr("lrrn.studies.record.rows.load_test", lambda *_: pytest.fail("test images were loaded"))
     (kept_X, kept_y), (held_X, held_y) = images("mnist", Extent(validation=True), root, False)
     assert np.array_equal(np.concatenate([kept_X, held_X]), X) and len(held_X) == 12
     assert np.array_equal(np.concatenate([kept_y, held_y]), y)

@@ -14,8 +14,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from lrrn import LRRNClassifier
-from lrrn.evaluation import as_page, as_table, evaluate
-from lrrn.report import BOTTOM, HEIGHT, LEFT, RIGHT, SHADES, TOP, WIDTH, Page, line_chart, png
+from lrrn.reports.evaluation import as_page, as_table, evaluate
+from lrrn.reports.page import BOTTOM, HEIGHT, LEFT, RIGHT, SHADES, TOP, WIDTH, Page, line_chart, png
 
 
 class Checker(HTMLParser):
@@ -152,8 +152,8 @@ def test_an_evaluation_is_what_the_model_says():
 
 
 def test_the_gaussian_has_the_data_s_mean_and_covariance():
-    from lrrn.evaluation import _moments
-    from lrrn.rows import ArrayRows
+    from lrrn.datasets.rows import ArrayRows
+    from lrrn.reports.evaluation import _moments
 
     rng = np.random.default_rng(1)
     familiar = rng.standard_normal((50, 3)) @ np.array([[2.0, 0, 0], [1, 1, 0], [0, 0, 0]]) + [1, 2, 3]

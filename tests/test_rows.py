@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from lrrn import LRRNClassifier, LRRNRegressor
-from lrrn.audit import certify
 from lrrn.datasets import DataError, open_table, read_table
-from lrrn.evaluation import evaluate
-from lrrn.rows import ArrayRows, mapped, release
-from lrrn.rows.base import regrouped
-from lrrn.scoring import Parts, over_rows
+from lrrn.datasets.rows import ArrayRows, mapped, release
+from lrrn.datasets.rows.base import regrouped
+from lrrn.reports.audit import certify
+from lrrn.reports.evaluation import evaluate
+from lrrn.reports.scoring import Parts, over_rows
 
 N, D = 103, 5
 
@@ -385,7 +385,7 @@ class Killed(Exception):
 
 
 def test_an_interrupted_run_continues_with_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr("lrrn.scoring.PART_CHUNKS", 3)
+    monkeypatch.setattr("lrrn.reports.scoring.PART_CHUNKS", 3)
     rows = ArrayRows(np.arange(200.0)[:, None], name="numbers")
     worked: list[int] = []
 

@@ -18,12 +18,13 @@ from safetensors.torch import save_file
 from sklearn.base import clone
 
 import lrrn
-from lrrn import LRRN, Interval, LRRNClassifier, LRRNEnergyModel, LRRNRegressor, storage
-from lrrn.evaluation import evaluate, reference_of
+from lrrn import LRRN, Interval, LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.learning import Contrastive, Data, Settings, Trainer
-from lrrn.reference import Reference
-from lrrn.serialization import NOT_SAVED, load_reference
-from lrrn.storage import FileFormatError
+from lrrn.persistence.reference import Reference
+from lrrn.persistence.serialization import NOT_SAVED, load_reference
+from lrrn.reports.evaluation import evaluate, reference_of
+from lrrn.runtime import storage
+from lrrn.runtime.storage import FileFormatError
 from oracles import random_input, random_network
 
 INF = math.inf

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import lrrn
-from lrrn.certify import minimal_perturbation
-from lrrn.certify.local import LocalProblem, Sample
-from lrrn.certify.shared import SharedForm, shared_form
+from lrrn.attacks import minimal_perturbation
+from lrrn.certificates.complementarity import LocalProblem, Sample
+from lrrn.certificates.shared import SharedForm, shared_form
 from oracles import random_input, random_network
 from test_local import BY_HAND, CONSTRAINTS, solved
 
-shared_module = sys.modules["lrrn.certify.shared"]
+shared_module = sys.modules["lrrn.certificates.shared"]
 
 
 def case(constraint="nonneg", sizes=(6, 7, 5, 3), n=12, seed=2):

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from lrrn.blocks import BlockTridiagonal
+from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP, Status
 from lrrn.solvers import SOLVERS, loop, solve
 from oracles import random_input, random_network

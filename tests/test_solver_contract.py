@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lrrn.blocks import BlockTridiagonal
+from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import DEFAULT_TOL, BoxQP, Status
 from lrrn.solvers import SOLVERS, solve
 from oracles import PlainQP, kkt_norm, random_input, random_network

@@ -16,8 +16,9 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import lrrn
-from lrrn import LRRNClassifier, LRRNRegressor, threads
-from lrrn.lazy import lazy
+from lrrn import LRRNClassifier, LRRNRegressor
+from lrrn.runtime import threads
+from lrrn.runtime.lazy import lazy
 from oracles import random_input, random_network
 
 

@@ -20,7 +20,7 @@ from lrrn import LRRN
 from lrrn.learning import Batch, Contrastive, CrossEntropy, Data, DivergenceError, FreeEnergy, Margin, Settings, Trainer
 from lrrn.learning.batches import Batches
 from lrrn.learning.schedules import cosine, one_cycle, schedule
-from lrrn.storage import FileFormatError
+from lrrn.runtime.storage import FileFormatError
 from oracles import random_network
 
 

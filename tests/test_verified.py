@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrrn import verified
-from lrrn.blocks import BlockTridiagonal
+from lrrn.linalg import verified
+from lrrn.linalg.blocks import BlockTridiagonal
 
 
 def second_difference(sizes) -> BlockTridiagonal:

@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import make_moons
 
 import lrrn
-from lrrn.certify import minimal_perturbation
+from lrrn.attacks import minimal_perturbation
 
 X, y = make_moons(300, noise=0.08, random_state=0)
 clf = lrrn.LRRNClassifier(hidden_sizes=(32, 32), objective="margin", gamma=1.0, epochs=60, random_state=0).fit(X, y)

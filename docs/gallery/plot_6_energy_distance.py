@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from lrrn import LRRNEnergyModel
-from lrrn.certify.energies import energy_constant
+from lrrn.certificates.energies import energy_constant
 
 rng = np.random.default_rng(0)
 angle = rng.uniform(0.2, 1.2, 300)

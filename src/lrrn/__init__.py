@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lrrn.bounds import LipschitzBound
-from lrrn.certify import Certificate, certify, output_interval
-from lrrn.constraints import Interval
+from lrrn.certificates import Certificate, certify, output_interval
+from lrrn.energy.constraints import Interval
 from lrrn.network import LRRN
+from lrrn.network.solution import ConvergenceError, Solution
 from lrrn.qp import Status
-from lrrn.solution import ConvergenceError, Solution
-from lrrn.threads import blas_threads
+from lrrn.runtime.threads import blas_threads
 
 if TYPE_CHECKING:
     from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
-    from lrrn.serialization import load, save
+    from lrrn.persistence import load, save
 
 __version__ = "0.1.0"
 
@@ -37,22 +38,22 @@ __all__ = [
     "save",
 ]
 
-_LATER = {
-    "LRRNClassifier": "lrrn.estimators",
-    "LRRNEnergyModel": "lrrn.estimators",
-    "LRRNRegressor": "lrrn.estimators",
-    "load": "lrrn.serialization",
-    "save": "lrrn.serialization",
-    "datasets": "lrrn.datasets",
-    "learning": "lrrn.learning",
+_LAZY = {
+    **dict.fromkeys(("LRRNClassifier", "LRRNEnergyModel", "LRRNRegressor"), "lrrn.estimators"),
+    **dict.fromkeys(("load", "save"), "lrrn.persistence"),
 }
-"""Names that load scikit-learn, imported when first asked for: a second of start-up that many sessions can do without."""
+"""Names that load scikit-learn, imported on first use: it takes a second to import."""
+_PACKAGES = ("attacks", "certificates", "datasets", "estimators", "learning", "persistence", "solvers")
+"""Public packages, imported on first use."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name in _PACKAGES:
+        return import_module(f"lrrn.{name}")
+    if name not in _LAZY:
         raise AttributeError(f"module 'lrrn' has no attribute {name!r}")
-    from importlib import import_module
+    return getattr(import_module(_LAZY[name]), name)
 
-    module = import_module(_LATER[name])
-    return module if _LATER[name] == f"lrrn.{name}" else getattr(module, name)
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_PACKAGES, *(name for name in globals() if name.startswith("__"))})

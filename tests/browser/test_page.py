@@ -19,7 +19,7 @@ import pytest
 import chromium
 import lrrn
 from lrrn import LRRNClassifier, datasets
-from lrrn.evaluation import energies_of, reference_of
+from lrrn.reports.evaluation import energies_of, reference_of
 
 pytest.importorskip("starlette", reason="the explorer's server needs the extra explore")
 pytestmark = pytest.mark.skipif(

@@ -13,20 +13,19 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 from torch import Tensor
 
-from lrrn import ranks
 from lrrn.bounds import LipschitzBound
-from lrrn.certify import energy_interval
-from lrrn.devices import choose_device
+from lrrn.certificates import energy_interval
+from lrrn.datasets.rows import mapped, release
 from lrrn.learning import Data, Objective, Settings, Trainer
 from lrrn.learning.checkpoint import peek
 from lrrn.learning.objectives import FreeEnergy
 from lrrn.learning.trainer import Callback
+from lrrn.linalg.verified import EPS
 from lrrn.network import LRRN
-from lrrn.rows import mapped, release
-from lrrn.solution import Solution, check_on_failure
-from lrrn.storage import to_dtype
-from lrrn.threads import blas_threads
-from lrrn.verified import EPS
+from lrrn.network.solution import Solution, check_on_failure
+from lrrn.runtime import ranks
+from lrrn.runtime.devices import choose_device, to_dtype
+from lrrn.runtime.threads import blas_threads
 
 Array = NDArray[Any]
 CHUNK_UNITS = 2**22

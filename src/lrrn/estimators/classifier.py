@@ -18,8 +18,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 from torch.nn import functional
 
-from lrrn.certify import certify_energies
-from lrrn.certify.radius import certified_share, certify
+from lrrn.certificates import certify_energies
+from lrrn.certificates.radius import certified_share, certify
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
 from lrrn.learning import (
     ClassEnergy,

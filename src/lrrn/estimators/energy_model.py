@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, OutlierMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from lrrn.certify import decision_radius
+from lrrn.certificates import decision_radius
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
 from lrrn.learning import Data, FreeEnergy
 from lrrn.learning.trainer import Callback

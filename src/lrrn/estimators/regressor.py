@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from lrrn.certify.intervals import output_interval
+from lrrn.certificates.intervals import output_interval
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
 from lrrn.learning import Contrastive, Data, Objective, SquaredError
 from lrrn.learning.trainer import Callback
+from lrrn.linalg.verified import EPS
 from lrrn.network import LRRN
-from lrrn.verified import EPS
 
 
 @final

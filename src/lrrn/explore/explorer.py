@@ -12,7 +12,7 @@ import numpy as np
 from lrrn.explore.opening import Opened
 from lrrn.explore.overview import describe
 from lrrn.explore.session import Session
-from lrrn.threads import blas_threads
+from lrrn.runtime.threads import blas_threads
 
 logger = logging.getLogger("lrrn.explore")
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from lrrn import datasets
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
 from lrrn.estimators._base import LiftedEstimator
-from lrrn.evaluation import KEPT_SAMPLES, energies_of, reference_of
 from lrrn.explore.session import Explorable, Session
 from lrrn.network import LRRN
-from lrrn.reference import Reference
-from lrrn.serialization import load, load_reference
+from lrrn.persistence.reference import Reference
+from lrrn.persistence.serialization import load, load_reference
+from lrrn.reports.evaluation import KEPT_SAMPLES, energies_of, reference_of
 
 Array = NDArray[Any]
 EPOCHS = 30

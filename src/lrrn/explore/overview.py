@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from lrrn.estimators import LRRNClassifier
-from lrrn.evaluation import auroc
 from lrrn.explore.session import Session
-from lrrn.reference import Reference
+from lrrn.persistence.reference import Reference
+from lrrn.reports.evaluation import auroc
 
 Array = NDArray[Any]
 SHOWN_FILTERS = 100

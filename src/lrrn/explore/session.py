@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lrrn.certify import minimal_perturbation, strongest_perturbation
-from lrrn.certify.radius import certify_solution
+from lrrn.attacks import minimal_perturbation, strongest_perturbation
+from lrrn.certificates.radius import certify_solution
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
+from lrrn.network.solution import Solution, top_two
+from lrrn.persistence.reference import Reference
 from lrrn.qp import DEFAULT_TOL, row_norms
-from lrrn.reference import Reference
-from lrrn.solution import Solution, top_two
-from lrrn.threads import blas_threads
+from lrrn.runtime.threads import blas_threads
 
 Array = NDArray[Any]
 Explorable = LRRNClassifier | LRRNEnergyModel

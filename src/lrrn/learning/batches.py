@@ -7,7 +7,7 @@ from typing import final, overload
 
 from torch import Tensor
 
-from lrrn.lazy import lazy
+from lrrn.runtime.lazy import lazy
 
 
 @final

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from lrrn import storage
+from lrrn.runtime import storage
 
 KIND = "checkpoint"
 
@@ -53,19 +52,6 @@ class Position:
     history: list[dict[str, Any]] = field(default_factory=list)
     best_score: float | None = None
     best_epoch: int = 0
-
-
-def fingerprint(*tensors: Tensor | None) -> str:
-    """Identify data by their shapes, types and a thousand of their rows."""
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        if tensor is None:
-            digest.update(b"none")
-            continue
-        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        rows = tensor.detach()[:: max(1, len(tensor) // 1000)]
-        digest.update(rows.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def save(

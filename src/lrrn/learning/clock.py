@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from lrrn.solvers._half_precision import has_kernels
+from lrrn.runtime.devices import has_kernels
 
 BLOCK = 256
 """Rows that the kernel copies at a time."""
@@ -77,6 +77,6 @@ class StepClock:
 @cache
 def _kernels() -> Any:
     """Import the kernel when it is first needed: Triton takes its time, and may be absent."""
-    from lrrn.learning import _clock_triton
+    from lrrn.kernels.cuda import clock
 
-    return _clock_triton
+    return clock

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lrrn.learning.flat import FlatParameters
-from lrrn.solvers._half_precision import has_kernels
+from lrrn.runtime.devices import has_kernels
 
 BLOCK = 1024
 """Parameters of one program."""
@@ -67,6 +67,6 @@ class FlatAdam:
 @cache
 def _kernels() -> Any:
     """Import the kernel when it is first needed: Triton takes its time, and may be absent."""
-    from lrrn.learning import _adam_triton
+    from lrrn.kernels.cuda import adam
 
-    return _adam_triton
+    return adam

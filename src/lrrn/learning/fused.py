@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrrn.compact import gram, structure_of
+from lrrn.kernels.constants import LANES
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.network import LRRN
-from lrrn.solvers.coordinate_descent import LANES, panel_plan
-from lrrn.threads import side_by_side
+from lrrn.network.small_batch import gram, structure_of
+from lrrn.runtime.threads import side_by_side
+from lrrn.solvers.coordinate_descent import panel_plan
 
 SWEEPS = 32
 """Sweeps a phase may take here; a batch that needs more goes the general way, which can call in Newton's method."""
@@ -92,7 +93,7 @@ class FusedStep:
         ``rows`` says which rows of ``batch.x`` and ``batch.target`` are meant: all, if it is None. ``batch.activations`` gets
         the free phase's activations; after None, ``batch.start`` is how far it came.
         """
-        from lrrn.learning._fused_numba import add_up
+        from lrrn.kernels.cpu.training_step import add_up
 
         x, n, target = batch.x, weight.shape[0], batch.target
         cold = batch.start is None and self._zero_is_feasible
@@ -142,7 +143,7 @@ class FusedStep:
         return float(arrays[4] @ arrays[1])
 
     def _prepare(self) -> None:
-        from lrrn.learning._fused_numba import prepare
+        from lrrn.kernels.cpu.training_step import prepare
 
         gram(self._first, self._gram)
         prepare(*self._shared)
@@ -155,7 +156,7 @@ class FusedStep:
         cold: bool,
         gradient: np.ndarray,
     ) -> bool:
-        from lrrn.learning._fused_numba import energy_step
+        from lrrn.kernels.cpu.training_step import energy_step
 
         rows, weight, start, clamped, losses = arrays
         return energy_step(

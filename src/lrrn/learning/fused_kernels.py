@@ -9,13 +9,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from lrrn.compact import structure_of
 from lrrn.learning.captured import SAFETY, DeviceCounts
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.network import LRRN
+from lrrn.network.small_batch import structure_of
 from lrrn.qp import DEFAULT_TOL
-from lrrn.solvers._half_precision import DOWN, UP, has_kernels, rounds_and_steps, tile_and_warps
+from lrrn.runtime.devices import has_kernels
+from lrrn.solvers.half_precision import DOWN, UP, rounds_and_steps, tile_and_warps
 
 WIDEST, MOST_OUTPUTS = 128, 64
 """Most hidden units, and most outputs, that stay on chip."""
@@ -228,6 +229,6 @@ def padded(size: int) -> int:
 @cache
 def _kernels() -> Any:
     """Import the kernels when they are first needed: Triton takes its time, and may be absent."""
-    from lrrn.learning import _fused_triton
+    from lrrn.kernels.cuda import training_step
 
-    return _fused_triton
+    return training_step

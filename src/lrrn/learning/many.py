@@ -14,7 +14,7 @@ from typing import Any
 from lrrn.learning.settings import Data
 from lrrn.learning.trainer import Trainer
 from lrrn.network import LRRN
-from lrrn.threads import workers
+from lrrn.runtime.threads import workers
 
 MOST_ON_DEVICE = 8
 """Networks that train at a time on a CUDA device: more of them wait for each other in Python, and are no faster in all."""

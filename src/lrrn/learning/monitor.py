@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lrrn import verified
+from lrrn.linalg import verified
 from lrrn.network import LRRN
 from lrrn.qp import QPSolution
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from lrrn.derivatives import Phase, energy_gradients
 from lrrn.energy import LiftedEnergy
-from lrrn.implicit import minimiser
+from lrrn.energy.derivatives import Phase, energy_gradients
 from lrrn.network import LRRN
+from lrrn.network.implicit import minimiser
 from lrrn.qp import BoxQP, QPSolution
 
 

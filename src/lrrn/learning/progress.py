@@ -12,7 +12,7 @@ from typing import Any, final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from lrrn.storage import write_bytes, write_error
+from lrrn.runtime.storage import write_bytes, write_error
 
 
 @final

@@ -12,7 +12,7 @@ from torch import Tensor
 from lrrn.learning.checkpoint import Position
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import DivergenceError, SolveCounts
-from lrrn.ranks import Ranks
+from lrrn.runtime.ranks import Ranks
 
 
 @final

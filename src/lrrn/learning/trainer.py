@@ -15,7 +15,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from lrrn import ranks, storage
 from lrrn.learning import checkpoint
 from lrrn.learning.batches import Batches
 from lrrn.learning.captured import CapturedSteps, until_look
@@ -29,7 +28,8 @@ from lrrn.learning.settings import Data, Settings
 from lrrn.learning.step import Step
 from lrrn.learning.together import Together
 from lrrn.network import LRRN
-from lrrn.threads import one_thread
+from lrrn.runtime import ranks, storage
+from lrrn.runtime.threads import one_thread
 
 logger = logging.getLogger("lrrn.learning")
 
@@ -66,8 +66,8 @@ class Trainer:
 
     Notes
     -----
-    Inside :func:`lrrn.ranks.joined` every rank takes a part of each batch and their gradients are added up, so that all hold
-    the same parameters. Rank 0 alone validates, calls the callbacks and writes; the others hear the outcome.
+    Inside :func:`lrrn.runtime.ranks.joined` every rank takes a part of each batch and an all-reduce adds up their gradients, so
+    that all hold the same parameters. Rank 0 alone validates, calls the callbacks and writes, and broadcasts the outcome.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class Trainer:
             if hasattr(self.objective, "__dataclass_fields__")
             else type(self.objective).__name__,
             "network": self.net.extra_repr(),
-            "data": checkpoint.fingerprint(data.x, data.target, data.label, data.weight),
+            "data": storage.fingerprint(data.x, data.target, data.label, data.weight),
         }
 
     def _carried(self) -> dict[str, Sequence[Tensor]]:

@@ -3,7 +3,7 @@
 Coordinates are scaled by diag(H)^-1/2, so the step is 1 / (L H_jj) with L a bound on the largest eigenvalue of the scaled
 Hessian. Momentum restarts sample by sample when it points uphill (O'Donoghue and Candes, 2015). Problems whose units are fixed
 or free, the adjoint's, are equations, and conjugate gradients solve them in a fraction of the products. On a CUDA device the
-products are in half precision, with refinement and units of their own: see :mod:`lrrn.solvers._half_precision`.
+products are in half precision, with refinement and units of their own: see :mod:`lrrn.solvers.half_precision`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from lrrn import verified
-from lrrn.blocks import BlockTridiagonal
+from lrrn.kernels.constants import INSIDE
+from lrrn.linalg import verified
+from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP, kkt_residual, row_norms
-from lrrn.solvers._half_precision import (
+from lrrn.runtime.threads import blas_threads, over_rows
+from lrrn.solvers.base import Stepper, once_per_hessian, recompute
+from lrrn.solvers.half_precision import (
     LONGEST,
     Equations,
     Rows,
@@ -27,8 +30,6 @@ from lrrn.solvers._half_precision import (
     largest_by_squaring,
     layer_or_own,
 )
-from lrrn.solvers.base import Stepper, once_per_hessian, recompute
-from lrrn.threads import blas_threads, over_rows
 
 MIN_ROWS = 32
 """Samples whose products are worth a thread of their own."""
@@ -86,7 +87,7 @@ class _Momentum:
 
     def _compiled(self, qp: BoxQP, z: Tensor, ahead: Tensor, sweeps: int) -> Tensor:
         """Take the products on BLAS's threads and everything else in one pass, with which nothing has to be waited for."""
-        from lrrn.solvers._momentum_numba import momentum_step
+        from lrrn.kernels.cpu.momentum import momentum_step
 
         lo, hi = (bound.expand(qp.n_samples, -1) for bound in (qp.lo, qp.hi))
         given = (qp.q, lo, hi, self._step, self._diagonal, z, ahead, self._t[:, 0])
@@ -137,7 +138,7 @@ class _Conjugate:
         kept = self._direction
         direction = left * self._weight if kept is None else kept.div_(size.to(z.dtype))
         # a little inside the threshold, so that the loop's recomputed residual agrees
-        squared = (0.9 * threshold[:, None] / size).square() if z.device.type == "cpu" else None
+        squared = (INSIDE * threshold[:, None] / size).square() if z.device.type == "cpu" else None
         used = torch.full((qp.n_samples,), sweeps, dtype=torch.int64, device=z.device)
 
         def work(rows: slice) -> None:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from lrrn.blocks import BlockTridiagonal
+from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP, kkt_residual, row_norms
 
 T = TypeVar("T")

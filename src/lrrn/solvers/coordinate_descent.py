@@ -10,21 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrrn.blocks import BlockTridiagonal
+from lrrn.kernels.constants import GAIN, INSIDE, LANES, SINGLE_ROUNDS, SMALLEST
+from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
+from lrrn.runtime.threads import over_rows
 from lrrn.solvers.base import once_per_hessian
-from lrrn.threads import over_rows
 
 THREAD_WORK = 2**22
 """Multiply-adds of a sweep below which a second thread does not pay."""
-LANES = 16
-"""Samples the kernel works on side by side: one vector of float32, two of float64."""
-SINGLE_ROUNDS, GAIN = 2, 1e-5
-"""Rounds of sweeps that a float64 problem spends on corrections in float32, and the most each is to lessen the residual."""
 SINGLE_FROM = 2**17
 """Multiply-adds of a sweep from which that pays for the residuals between."""
-SMALLEST = 1e-18
-"""Float32 holds a Hessian whose diagonal lies between this and its inverse, with room for products."""
 
 
 @final
@@ -68,15 +63,15 @@ class _Descent:
         self._min_rows = max(LANES, THREAD_WORK // packed.panels.size)
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
-        from lrrn.solvers._cd_numba import descend
+        from lrrn.kernels.cpu.coordinate_descent import descend
 
         used = torch.zeros(qp.n_samples, dtype=torch.int64)
         # a little inside the threshold, so that the loop's recomputed residual agrees
-        squared = (0.9 * threshold.numpy()) ** 2
+        squared = (INSIDE * threshold.numpy()) ** 2
         packed, unit = self._packed, self._norms[:0]
         if self._single is not None and self._rounds < SINGLE_ROUNDS:
             packed, unit = self._single, self._norms
-            squared = np.maximum(0.9 * threshold.numpy() / unit, GAIN) ** 2
+            squared = np.maximum(INSIDE * threshold.numpy() / unit, GAIN) ** 2
         self._rounds += 1
         points, gradients, counts = z.numpy(), g.numpy(), used.numpy()
         lo, hi = qp.lo.numpy(), qp.hi.numpy()
@@ -101,7 +96,7 @@ class _Descent:
         return used
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
-        from lrrn.solvers._cd_numba import residuals
+        from lrrn.kernels.cpu.coordinate_descent import residuals
 
         g = torch.empty_like(z)
         norms = np.empty(qp.n_samples, np.float64)
@@ -122,7 +117,7 @@ class _Descent:
 
 
 class _Packed(NamedTuple):
-    """The Hessian as the kernel reads it; :func:`lrrn.solvers._cd_numba.descend` says what each array holds."""
+    """The Hessian as the kernel reads it; :func:`lrrn.kernels.cpu.coordinate_descent.descend` says what each array holds."""
 
     panels: np.ndarray
     layout: np.ndarray
@@ -133,7 +128,7 @@ class _Packed(NamedTuple):
 @once_per_hessian
 def pack(h: BlockTridiagonal) -> _Packed:
     """Lay the Hessian out in panels, every layer padded to whole ones."""
-    from lrrn.solvers._cd_numba import fill_panels, invert_diagonal
+    from lrrn.kernels.cpu.coordinate_descent import fill_panels, invert_diagonal
 
     layout, place, n_padded, total = panel_plan(h.sizes)
     blocks = [block.contiguous().numpy() for block in h.diag]
@@ -162,7 +157,7 @@ def single(h: BlockTridiagonal) -> _Packed | None:
 @lru_cache(maxsize=64)
 def panel_plan(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, int, int]:
     """Layout of the panels, padded place of each unit, padded number of units, and length of ``panels``, by layer widths."""
-    from lrrn.solvers._cd_vector import PANEL
+    from lrrn.kernels.cpu.vector_sweep import PANEL
 
     widths = [-(-width // PANEL) * PANEL for width in sizes]
     starts = [0, *accumulate(widths)]

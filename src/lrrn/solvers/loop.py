@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution, Status
-from lrrn.solvers._half_precision import LONGEST
 from lrrn.solvers.base import SOLVERS, Solver, Stepper
+from lrrn.solvers.half_precision import LONGEST
 
 logger = logging.getLogger("lrrn.solvers")
 

@@ -13,11 +13,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lrrn import verified
-from lrrn.blocks import BlockTridiagonal
+from lrrn.linalg import verified
+from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP, kkt_residual, row_norms
-from lrrn.solvers._interior import centre
 from lrrn.solvers.base import once_per_hessian, recompute
+from lrrn.solvers.interior import centre
 
 MEMORY_LIMIT = 2**28
 """Bytes of factors held at once; samples are taken in groups that fit."""

@@ -1,0 +1,283 @@
+"""Attacks: perturbations that change a label, found by following exact gradients. They bound radii from above.
+
+A certificate says where no perturbation exists; an attack exhibits one. What it returns was confirmed by the network's own
+prediction, so a distance below a certified radius would refute the certificate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from lrrn.attacks.slopes import Surface, nearest_rivals, surface
+from lrrn.attacks.walker import LOST, Walker
+from lrrn.qp import row_norms
+from lrrn.runtime.threads import blas_threads
+
+Clip = tuple[float | Tensor, float | Tensor]
+CHUNK_NUMBERS = 2**23
+"""Numbers held at once in the largest array; samples are attacked in chunks of this size, on a GPU of sixteen times it."""
+FROM_X = ((0.8, 0), (0.8, 1), (0.9, 0), (0.9, 2), (0.9, None), (0.95, 0), (0.95, 1), (0.98, 0), (0.98, None))
+"""Refinement by ascents from x: at what share of the smallest distance so far, towards which rival, nearest first."""
+FROM_BEST = ((0.98, 0.2), (0.99, 0.1), (0.998, 0.05))
+"""Refinement by ascents from the best point so far: at what share of its distance, with what first step."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """What an attack found: evidence against robustness, never for it.
+
+    Attributes
+    ----------
+    success : bool Tensor of shape (n,)
+        Whether the label at ``x`` is not the right one, as computed in float64 (by :meth:`LRRN.infer`, with a solve that
+        converged), and the perturbation is no larger than allowed.
+    x : float64 Tensor of shape (n, d_0)
+        The perturbed inputs; the given ones where the attack failed.
+    distance : float64 Tensor of shape (n,)
+        Euclidean norms of the perturbations, ``inf`` where the attack failed: upper bounds on the distance to the nearest
+        input with another label. 0 where the label was wrong to begin with.
+    """
+
+    success: Tensor
+    x: Tensor
+    distance: Tensor
+
+
+def pgd(
+    net: nn.Module,
+    x: Tensor,
+    label: Tensor,
+    eps: float | Tensor,
+    *,
+    steps: int = 50,
+    restarts: int = 3,
+    seed: int = 0,
+    clip: Clip | None = None,
+) -> Attack:
+    """Look for a perturbation of Euclidean norm at most ``eps`` that changes the label: projected gradient ascent.
+
+    The ascent climbs the lead of a wrong output over the right one with steps that decrease from ``eps`` to 0. Even restarts
+    aim at one rival each, nearest first, the first of them from x itself; odd ones aim at whichever leads. All but the first
+    start at random.
+
+    Parameters
+    ----------
+    net : LRRN or nn.Module
+        A network with at least two outputs, the largest of which is the label; or any other differentiable module from
+        float64 inputs of shape (n, d_0) to such outputs.
+    x : Tensor of shape (n, d_0)
+        Inputs; attacked in float64 whatever their type.
+    label : int64 Tensor of shape (n,)
+        Right labels, as output numbers.
+    eps : float or Tensor of shape (n,)
+        Largest norm of the perturbation, for all or per sample.
+    steps, restarts : int, default=50 and 3
+        Gradient steps of each ascent, and ascents.
+    seed : int, default=0
+        Of the random starts.
+    clip : (lo, hi), optional
+        Numbers, or tensors of shape (d_0,), that perturbed inputs stay between, such as (0, 1) for images. By default
+        anything goes, as in the certificate.
+
+    Returns
+    -------
+    Attack
+    """
+    if steps < 1 or restarts < 1:
+        raise ValueError(f"steps and restarts must be at least 1; got {steps} and {restarts}")
+    of, x, label, box = _checked(net, x, label, clip)
+    reach = _checked_reach(eps, x)
+    generator = torch.Generator().manual_seed(seed)
+    found = x.clone()
+    with torch.no_grad(), blas_threads(1):
+        walker = Walker(of, box)
+        for rows in _chunks(of, len(x)):
+            rows = rows[~walker.fooled(x[rows], label[rows])]
+            order = nearest_rivals(of, x[rows], label[rows])
+            for restart in range(restarts):
+                if len(rows) == 0:
+                    break
+                here, right, eps_here = x[rows], label[rows], reach[rows]
+                aim = None if restart % 2 else order[:, restart // 2 % order.shape[1]]
+                start = torch.zeros_like(here) if restart == 0 else walker.random(here, eps_here, generator)
+                delta, hit = walker.ascend(here, right, aim, eps_here, start, steps, 1.0)
+                found[rows[hit]] = here[hit] + delta[hit]
+                rows, order = rows[~hit], order[~hit]
+        return _confirmed(walker, x, found, label, reach)
+
+
+def minimal_perturbation(
+    net: nn.Module,
+    x: Tensor,
+    label: Tensor,
+    *,
+    steps: int = 30,
+    rivals: int = 3,
+    refine_steps: int = 20,
+    seed: int = 0,
+    clip: Clip | None = None,
+) -> Attack:
+    """Look for the smallest perturbation that changes the label: linearise, step to the nearest boundary, shrink.
+
+    As in DeepFool the outputs are linearised and the boundary to a rival is stepped to, slightly too far; half of each step
+    goes to the point of the linearised boundary that is nearest to x, which is where walks from x end. The best point is then
+    pulled towards x by bisection, and projected gradient ascents, from x and from that point, look for changed labels at
+    smaller norms.
+
+    Parameters
+    ----------
+    net, x, label, clip
+        As in :func:`pgd`.
+    steps : int, default=30
+        Linearisations of each walk.
+    rivals : int, default=3
+        How many other outputs to walk towards, nearest first.
+    refine_steps : int, default=20
+        Gradient steps of each ascent; 0 leaves the refinement out.
+    seed : int, default=0
+        Of the random starts for inputs at which no gradient points anywhere.
+
+    Returns
+    -------
+    Attack
+        The distance is an upper bound on that of the nearest input with another label, ``inf`` if none was found.
+    """
+    if steps < 1 or rivals < 1 or refine_steps < 0:
+        raise ValueError(f"steps and rivals must be at least 1, refine_steps at least 0; got {steps}, {rivals}, {refine_steps}")
+    of, x, label, box = _checked(net, x, label, clip)
+    generator = torch.Generator().manual_seed(seed)
+    found = x.clone()
+    with torch.no_grad(), blas_threads(1):
+        walker = Walker(of, box)
+        for rows in _chunks(of, len(x)):
+            rows = rows[~walker.fooled(x[rows], label[rows])]
+            if len(rows) == 0:
+                continue
+            here, right = x[rows], label[rows]
+            order = nearest_rivals(of, here, right)
+            delta = walker.walk(here, right, order[:, :rivals], steps)
+            # where no walk arrived, ascend within balls that grow
+            for factor in LOST:
+                lost = (~walker.fooled(here + delta, right)).nonzero()[:, 0]
+                if len(lost):
+                    reach = factor * (1 + row_norms(here[lost]))
+                    start = walker.random(here[lost], reach, generator)
+                    delta[lost], _ = walker.ascend(here[lost], right[lost], None, reach, start, steps, 1.0)
+            hit = walker.fooled(here + delta, right)
+            rows, here, right, order, delta = (t[hit] for t in (rows, here, right, order, delta))
+            delta = walker.shrink(here, right, delta)
+            if refine_steps:
+                delta = _refined(walker, here, right, order, delta, refine_steps)
+            found[rows] = here + delta
+        return _confirmed(walker, x, found, label, x.new_full((len(x),), math.inf))
+
+
+def strongest_perturbation(
+    net: nn.Module,
+    x: Tensor,
+    label: Tensor,
+    eps: float | Tensor,
+    *,
+    steps: int = 30,
+    rivals: int = 2,
+    clip: Clip | None = None,
+) -> Tensor:
+    """Look for the perturbation of Euclidean norm at most ``eps`` that presses the label's lead down furthest.
+
+    Unlike :func:`pgd` it does not stop where the label changes, and it returns what it found whether the label changed or not:
+    it shows what an attacker of that strength does to an input. Ascents from x climb the lead of each of the nearest rivals.
+
+    Parameters
+    ----------
+    net, x, label, eps, clip
+        As in :func:`pgd`.
+    steps : int, default=30
+        Gradient steps of each ascent.
+    rivals : int, default=2
+        How many other outputs to climb towards, nearest first.
+
+    Returns
+    -------
+    float64 Tensor of shape (n, d_0)
+        The perturbed inputs, at most ``eps`` from x. What is computed there is for the caller to see.
+    """
+    if steps < 1 or rivals < 1:
+        raise ValueError(f"steps and rivals must be at least 1; got {steps} and {rivals}")
+    of, x, label, box = _checked(net, x, label, clip)
+    reach = _checked_reach(eps, x)
+    found = x.clone()
+    with torch.no_grad(), blas_threads(1):
+        walker = Walker(of, box)
+        for rows in _chunks(of, len(x)):
+            here, right = x[rows], label[rows]
+            most = here.new_full((len(rows),), -math.inf)
+            for aim in nearest_rivals(of, here, right)[:, :rivals].unbind(1):
+                delta, lead = walker.press(here, right, aim, reach[rows], steps)
+                better = lead > most
+                found[rows[better]], most[better] = (here + delta)[better], lead[better]
+    return found
+
+
+def _refined(walker: Walker, x: Tensor, label: Tensor, order: Tensor, delta: Tensor, steps: int) -> Tensor:
+    """Look for smaller perturbations than successful ones; ``order`` has the rivals in columns, nearest first."""
+    plan = [(share, rank, 0.0, 1.0) for share, rank in FROM_X] + [(share, None, share, first) for share, first in FROM_BEST]
+    for share, rank, start, first_step in plan:
+        if rank is not None and rank >= order.shape[1]:
+            continue
+        aim = None if rank is None else order[:, rank]
+        smaller, hit = walker.ascend(x, label, aim, share * row_norms(delta), start * delta, steps, first_step)
+        if bool(hit.any()):
+            delta[hit] = walker.shrink(x[hit], label[hit], smaller[hit])
+    return delta
+
+
+def _confirmed(walker: Walker, x: Tensor, found: Tensor, label: Tensor, reach: Tensor) -> Attack:
+    """Predict once more at everything that was found, all at once, and measure it."""
+    distance = row_norms(found - x)
+    success = walker.fooled(found, label) & (distance <= reach)
+    return Attack(success, torch.where(success[:, None], found, x), torch.where(success, distance, math.inf))
+
+
+def _chunks(of: Surface, n: int) -> Iterator[Tensor]:
+    """Yield row numbers in chunks whose Jacobians fit."""
+    numbers = CHUNK_NUMBERS if of.device.type == "cpu" else 16 * CHUNK_NUMBERS
+    size = max(1, numbers // max(of.numbers, 3 * of.n_inputs))
+    yield from torch.arange(n, device=of.device).split(size)
+
+
+def _checked_reach(eps: float | Tensor, x: Tensor) -> Tensor:
+    reach = torch.as_tensor(eps, dtype=torch.float64, device=x.device).expand(len(x))
+    if not bool((reach >= 0).all() and reach.isfinite().all()):
+        raise ValueError(f"eps must be finite and at least 0; got {eps}")
+    return reach
+
+
+def _checked(
+    net: nn.Module, x: Tensor, label: Tensor, clip: Clip | None
+) -> tuple[Surface, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """Check what is common to the attacks and bring it to the network's device."""
+    of = surface(net, x.shape[-1])
+    k = of.n_outputs
+    if k < 2:
+        raise ValueError("an attack changes which output is largest, and this network has one")
+    x = x.to(device=of.device, dtype=torch.float64)
+    label = torch.as_tensor(label)
+    if label.dtype.is_floating_point or tuple(label.shape) != (len(x),):
+        raise ValueError(f"label must hold {len(x)} output numbers; got {label.dtype} of shape {tuple(label.shape)}")
+    label = label.to(device=x.device, dtype=torch.int64)
+    if len(label) and not (0 <= int(label.min()) and int(label.max()) < k):
+        raise ValueError(f"label must hold output numbers from 0 to {k - 1}; got {int(label.min())} to {int(label.max())}")
+    if clip is None:
+        return of, x, label, None
+    lo, hi = (torch.as_tensor(end, dtype=torch.float64, device=x.device).expand(x.shape[1]) for end in clip)
+    outside = ((x < lo) | (x > hi)).any(-1)
+    if bool(outside.any()):
+        raise ValueError(f"row {int(outside.nonzero()[0])} of x lies outside of clip; clip must hold the inputs themselves")
+    return of, x, label, (lo, hi)

@@ -1,0 +1,195 @@
+"""Outputs and their slopes in the input, for whoever walks towards a decision boundary: many inputs, no parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from lrrn.network import LRRN
+from lrrn.qp import row_norms
+from lrrn.solvers import solve
+
+TOL, AIM = 1e-6, 1e-10
+"""Slopes are solved to ``AIM`` while that makes progress. What they lead to is checked by :meth:`LRRN.infer`, not believed."""
+WIDE = 512
+"""Units from which on ``TOL`` has to do: the last digits of a slope are dear there, and an attack does not miss them."""
+
+
+class Surface(Protocol):
+    """What an attack walks on: outputs in float64, and gradients that are handed around as coefficients.
+
+    ``numbers`` is how many of them the gradients of one sample's outputs take.
+    """
+
+    n_inputs: int
+    n_outputs: int
+    n_coefficients: int
+    numbers: int
+    device: torch.device
+
+    def labels(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the labels that are computed at x, by a prediction like any other, and whether each is to be trusted."""
+
+    def outputs(self, x: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return a state that slopes are read from, of shape (n, m), and the outputs, of shape (n, n_outputs)."""
+
+    def coefficients(self, z: Tensor, v: Tensor) -> Tensor:
+        """Return the gradient of v^T y in x, per sample, as coefficients of shape (n, n_coefficients)."""
+
+    def gradient(self, coefficients: Tensor) -> Tensor:
+        """Return the gradient itself, of shape (n, n_inputs)."""
+
+    def lengths(self, coefficients: Tensor) -> Tensor:
+        """Return the Euclidean norms of gradients given by coefficients in the last dimension."""
+
+
+def surface(model: nn.Module, n_inputs: int) -> Surface:
+    """Return the surface of a network, or of any module from float64 inputs of shape (n, n_inputs) to scores."""
+    return Slopes(model) if isinstance(model, LRRN) else ModuleSlopes(model, n_inputs)
+
+
+@final
+class Slopes:
+    """The output of a network and its derivatives in x, in float64.
+
+    Every derivative is a combination of the rows of the first weight matrix, so it is handed around as its coefficients.
+
+    Parameters
+    ----------
+    net : LRRN
+        Its parameters are copied.
+    """
+
+    def __init__(self, net: LRRN) -> None:
+        self._net = net
+        self._energy = net.energy_snapshot(torch.float64)
+        self.n_inputs, self.n_outputs = net.sizes[0], net.sizes[-1]
+        self.first = self._energy.weights[0]
+        self.n_coefficients, self.numbers = len(self.first), self.n_outputs * sum(net.sizes[1:])
+        self.device = self.first.device
+        self._gram = self.first @ self.first.mT
+        self._aim = AIM if sum(self._energy.free_sizes) < WIDE else TOL
+
+    def labels(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the labels that :meth:`LRRN.infer` computes, and whether its solves converged."""
+        solution = self._net.infer(x)
+        return solution.output.argmax(-1), solution.converged
+
+    def outputs(self, x: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the stacked minimisers, of shape (n, dim), and the outputs, of shape (n, d_L)."""
+        z = solve(self._energy.free(x), tol=TOL, aim=self._aim, start=start).z
+        return z, self._energy.activations(x, z)[-1]
+
+    def coefficients(self, z: Tensor, v: Tensor) -> Tensor:
+        """Return the gradient of v^T z_L in x, per sample, as coefficients of the rows of W_0.
+
+        Parameters
+        ----------
+        z : Tensor of shape (n, dim)
+            Stacked minimisers.
+        v : Tensor of shape (n, d_L)
+
+        Returns
+        -------
+        Tensor of shape (n, d_1)
+            dv^T z_L / dx is this times W_0.
+        """
+        energy = self._energy
+        if energy.n_free == 0:
+            return v
+        pull = v @ energy.weights[-1] if energy.eliminated else v
+        size = row_norms(pull)[:, None]
+        push = z.new_zeros(z.shape)
+        push[:, -pull.shape[1] :] = pull / torch.where(size > 0, size, 1)
+        w = solve(energy.adjoint(z, push), tol=TOL, aim=self._aim).z
+        # d/dx = a_0 (1 + beta_0) W_0^T w_1, as in lrrn.network.implicit
+        return w[:, : energy.sizes[1]] * (size * (energy.discounts[0] * (1 + energy.beta[0])))
+
+    def jacobian(self, z: Tensor) -> Tensor:
+        """Return the coefficients of every output's gradient, of shape (n, d_L, d_1)."""
+        return jacobian(self, z)
+
+    def gradient(self, coefficients: Tensor) -> Tensor:
+        """Return coefficients times W_0."""
+        return coefficients @ self.first
+
+    def lengths(self, coefficients: Tensor) -> Tensor:
+        """Return the Euclidean norms of gradients given by coefficients in the last dimension."""
+        return ((coefficients @ self._gram) * coefficients).sum(-1).clamp(min=0.0).sqrt()
+
+    def spectral(self, jacobian: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the largest singular value of each Jacobian and the input direction it belongs to, of norm one."""
+        # J J^T is only d_L x d_L
+        values, vectors = torch.linalg.eigh(jacobian @ self._gram @ jacobian.mT)
+        direction = (vectors[..., -1:] * jacobian).sum(-2) @ self.first
+        return values[..., -1].clamp(min=0.0).sqrt(), normalised(direction)
+
+
+@final
+class ModuleSlopes:
+    """The scores of any differentiable module and their gradients, which are their own coefficients.
+
+    Parameters
+    ----------
+    module : nn.Module
+        From float64 inputs of shape (n, n_inputs) to float64 scores, row by row; the largest score is the label.
+    n_inputs : int
+    """
+
+    def __init__(self, module: nn.Module, n_inputs: int) -> None:
+        self._module = module
+        self.device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+        with torch.no_grad():
+            self.n_outputs = module(torch.zeros((1, n_inputs), dtype=torch.float64, device=self.device)).shape[-1]
+        self.n_inputs = self.n_coefficients = n_inputs
+        self.numbers = self.n_outputs * n_inputs
+
+    def labels(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the largest scores' numbers; every one that is finite is to be trusted."""
+        scores = self._module(x)
+        return scores.argmax(-1), scores.isfinite().all(-1)
+
+    def outputs(self, x: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return x itself and the scores."""
+        return x, self._module(x)
+
+    def coefficients(self, z: Tensor, v: Tensor) -> Tensor:
+        """Return the gradient of v^T y in x."""
+        with torch.enable_grad():
+            leaf = z.detach().requires_grad_(True)
+            (slope,) = torch.autograd.grad((self._module(leaf) * v).sum(), leaf)
+        return slope
+
+    def gradient(self, coefficients: Tensor) -> Tensor:
+        """Return what was given."""
+        return coefficients
+
+    def lengths(self, coefficients: Tensor) -> Tensor:
+        """Return Euclidean norms."""
+        return torch.linalg.vector_norm(coefficients, dim=-1)
+
+
+def jacobian(of: Surface, z: Tensor) -> Tensor:
+    """Return the coefficients of every output's gradient, of shape (n, n_outputs, n_coefficients)."""
+    unit = torch.eye(of.n_outputs, dtype=z.dtype, device=z.device)
+    flat = of.coefficients(z.repeat_interleave(of.n_outputs, 0), unit.repeat(len(z), 1))
+    return flat.unflatten(0, (len(z), of.n_outputs))
+
+
+def nearest_rivals(of: Surface, x: Tensor, label: Tensor) -> Tensor:
+    """Order the other outputs by how near the boundary to each looks from x, of shape (n, n_outputs - 1)."""
+    z, y = of.outputs(x)
+    slopes, row = jacobian(of, z), torch.arange(len(x), device=x.device)
+    lead = y[row, label][:, None] - y
+    distance = lead / of.lengths(slopes[row, label][:, None] - slopes)
+    distance = torch.nan_to_num(distance, nan=torch.finfo(y.dtype).max).scatter(1, label[:, None], math.inf)
+    return distance.argsort(dim=1, stable=True)[:, :-1]
+
+
+def normalised(v: Tensor) -> Tensor:
+    """Return rows of norm one; rows of zeros stay."""
+    size = row_norms(v)[..., None]
+    return v / torch.where(size > 0, size, 1)

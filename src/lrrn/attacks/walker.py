@@ -1,0 +1,140 @@
+"""Walks on a surface: steps of gradient ascent within a ball, and towards a decision boundary."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lrrn.attacks.slopes import Surface, normalised
+from lrrn.qp import row_norms
+
+INSIDE = 1 - 1e-10
+"""Perturbations aim at this share of eps, so that rounding does not carry them outside."""
+LOST = (0.5, 2.0, 8.0, 8.0, 8.0)
+"""Radii, in units of 1 + |x|, of the balls to start in at random where no walk arrived."""
+
+
+@final
+class Walker:
+    """Moves perturbed inputs about: the parts that the attacks are made of. Shapes: x, delta (n, d_0); label (n,)."""
+
+    def __init__(self, of: Surface, box: tuple[Tensor, Tensor] | None) -> None:
+        self.slopes, self._box = of, box
+
+    def fooled(self, x: Tensor, label: Tensor) -> Tensor:
+        """Whether the label that is computed at x is another one, by a prediction like any other."""
+        if len(x) == 0:
+            return torch.zeros_like(label, dtype=torch.bool)
+        computed, trusted = self.slopes.labels(x)
+        return (computed != label) & trusted
+
+    def allowed(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Return the perturbation with the perturbed input clipped into the box."""
+        if self._box is None:
+            return delta
+        return torch.minimum(torch.maximum(x + delta, self._box[0]), self._box[1]) - x
+
+    def inside(self, x: Tensor, delta: Tensor, reach: Tensor) -> Tensor:
+        """Return an allowed perturbation of norm at most ``reach``; scaling down towards x does not leave the box."""
+        delta = self.allowed(x, delta)
+        size = row_norms(delta)
+        return delta * (INSIDE * reach / torch.where(size > 0, size, 1)).clamp(max=1.0)[:, None]
+
+    def random(self, x: Tensor, reach: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw perturbations within ``reach``, in directions that the first layer sees."""
+        noise = torch.randn((len(x), self.slopes.n_coefficients), generator=generator, dtype=x.dtype).to(x.device)
+        share = torch.rand(len(x), generator=generator, dtype=x.dtype).to(x.device)
+        return self.inside(x, normalised(self.slopes.gradient(noise)) * (reach * share)[:, None], reach)
+
+    def ascend(
+        self, x: Tensor, label: Tensor, rival: Tensor | None, reach: Tensor, delta: Tensor, steps: int, first_step: float
+    ) -> tuple[Tensor, Tensor]:
+        """Climb the lead of ``rival``, or of whichever leads, within ``reach``; return perturbations and which succeeded.
+
+        Steps decrease from ``first_step * reach`` to 0. A sample whose label has changed leaves the batch.
+        """
+        result, hit = delta.clone(), torch.zeros_like(label, dtype=torch.bool)
+        rows, z = torch.arange(len(x), device=x.device), None
+        for step in range(steps + 1):
+            z, y = self.slopes.outputs(x + delta, z)
+            changed = (y.argmax(-1) != label).nonzero()[:, 0]
+            changed = changed[self.fooled((x + delta)[changed], label[changed])]
+            if len(changed):
+                result[rows[changed]], hit[rows[changed]] = delta[changed], True
+                keep = torch.ones_like(label, dtype=torch.bool).index_fill_(0, changed, False)
+                rows, x, label, reach, delta, z, y = (t[keep] for t in (rows, x, label, reach, delta, z, y))
+                rival = None if rival is None else rival[keep]
+            if step == steps or len(rows) == 0:
+                break
+            towards = best_wrong(y, label) if rival is None else rival
+            uphill = normalised(self.slopes.gradient(self._slope(z, towards, label)))
+            size = first_step * 0.5 * (1 + math.cos(math.pi * step / steps))
+            delta = self.inside(x, delta + uphill * (size * reach)[:, None], reach)
+        result[rows] = delta
+        return result, hit
+
+    def press(self, x: Tensor, label: Tensor, rival: Tensor, reach: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """Climb the lead of ``rival`` within ``reach`` to the end; return the perturbations that led most, and their leads."""
+        row = torch.arange(len(x), device=x.device)
+        delta, z = torch.zeros_like(x), None
+        best, most = delta.clone(), x.new_full((len(x),), -math.inf)
+        for step in range(steps + 1):
+            z, y = self.slopes.outputs(x + delta, z)
+            lead = y[row, rival] - y[row, label]
+            better = lead > most
+            best[better], most[better] = delta[better], lead[better]
+            uphill = normalised(self.slopes.gradient(self._slope(z, rival, label)))
+            size = 0.5 * (1 + math.cos(math.pi * step / steps))
+            delta = self.inside(x, delta + uphill * (size * reach)[:, None], reach)
+        return best, most
+
+    def walk(self, x: Tensor, label: Tensor, rivals: Tensor, steps: int) -> Tensor:
+        """Step to the linearised boundary to each of several rivals; return the smallest perturbations that changed a label.
+
+        Zero where none did. ``rivals`` has shape (n, m).
+        """
+        n, m = rivals.shape
+        owner = torch.arange(n, device=x.device).repeat_interleave(m)
+        x, label, rival = x[owner], label[owner], rivals.reshape(-1)
+        row = torch.arange(n * m, device=x.device)
+        delta, z = torch.zeros_like(x), None
+        best, shortest = torch.zeros_like(x), x.new_full((n * m,), math.inf)
+        for _ in range(steps):
+            z, y = self.slopes.outputs(x + delta, z)
+            size = row_norms(delta)
+            better = (y.argmax(-1) != label) & (size < shortest)
+            best[better], shortest[better] = delta[better], size[better]
+            slope = self._slope(z, rival, label)
+            steepness = self.slopes.lengths(slope)
+            uphill = normalised(self.slopes.gradient(slope))
+            # the hyperplane {d : lead + steepness uphill^T (d - delta) = 0}, and a thousandth of the step beyond it
+            lead = y[row, rival] - y[row, label]
+            along = torch.where(steepness > 0, -lead / steepness, 0.0)
+            from_here = delta + uphill * (1.001 * along)[:, None]
+            from_x = uphill * ((uphill * delta).sum(-1) + 1.001 * along)[:, None]
+            delta = self.allowed(x, torch.where((steepness > 0)[:, None], 1.0005 * 0.5 * (from_here + from_x), delta))
+        pick = shortest.reshape(n, m).argmin(1) + m * torch.arange(n, device=x.device)
+        return best[pick]
+
+    def shrink(self, x: Tensor, label: Tensor, delta: Tensor, halvings: int = 20) -> Tensor:
+        """Pull successful perturbations towards x by bisection, as far as the label stays changed."""
+        low, high = x.new_zeros(len(x)), x.new_ones(len(x))
+        for _ in range(halvings):
+            middle = 0.5 * (low + high)
+            fooled = self.fooled(x + delta * middle[:, None], label)
+            low, high = torch.where(fooled, low, middle), torch.where(fooled, middle, high)
+        return delta * high[:, None]
+
+    def _slope(self, z: Tensor, rival: Tensor, label: Tensor) -> Tensor:
+        """Coefficients of the gradient of a rival's lead over the right output."""
+        k = self.slopes.n_outputs
+        return self.slopes.coefficients(z, (functional.one_hot(rival, k) - functional.one_hot(label, k)).to(z.dtype))
+
+
+def best_wrong(y: Tensor, label: Tensor) -> Tensor:
+    """Return which output is largest, the label left out."""
+    return y.scatter(1, label[:, None], -math.inf).argmax(-1)

@@ -1,0 +1,101 @@
+"""Lipschitz bounds of the map x -> z_L*(x): weights in, proven numbers out."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lrrn.linalg import verified
+
+_SLACK = 1 + 1e-14
+"""Covers the rounding of the few scalar operations after a verified norm."""
+
+
+@final
+class LipschitzBound(float):
+    """A proven upper bound on a Lipschitz constant: a float that knows where it came from.
+
+    Attributes
+    ----------
+    value : float
+        The bound.
+    per_layer : tuple of float
+        The factors it is the product of.
+    method : str
+        How it was derived.
+    """
+
+    per_layer: tuple[float, ...]
+    method: str
+
+    def __new__(cls, per_layer: Sequence[float], method: str) -> LipschitzBound:
+        """Multiply the factors of the layers."""
+        product = math.prod(per_layer) * _SLACK ** len(per_layer)
+        # only a layer that is constant makes the whole constant: a product that underflows does not
+        bound = super().__new__(cls, max(product, sys.float_info.min) if all(per_layer) else product)
+        bound.per_layer, bound.method = tuple(per_layer), method
+        return bound
+
+    @property
+    def value(self) -> float:
+        """The bound as a plain float."""
+        return float(self)
+
+    def __reduce__(self) -> tuple[type[LipschitzBound], tuple[tuple[float, ...], str]]:
+        """Let copies and pickles rebuild it."""
+        return LipschitzBound, (self.per_layer, self.method)
+
+    def __repr__(self) -> str:
+        return f"LipschitzBound({self.value!r}, method={self.method!r})"
+
+
+def paper(weights: Sequence[Tensor], beta: Sequence[float]) -> LipschitzBound:
+    """Return the paper's bound: the product of (sqrt(beta) + 1/sqrt(beta)) / 2, or of |W|_2 where beta is 0."""
+    return LipschitzBound(
+        [verified.spectral_norm(w) if b == 0 else _peak(b) for w, b in zip(weights, beta, strict=True)], "paper"
+    )
+
+
+def spectral(weights: Sequence[Tensor], beta: Sequence[float]) -> LipschitzBound:
+    """Return the bound that also uses the singular values of every layer; never above :func:`paper`.
+
+    The proof of the paper's lemma gives |v| (1 + beta s^2) <= (1 + beta) s |u| with s = |W^T v| / |v|, so the layer's constant
+    is the maximum of f(s) = (1 + beta) s / (1 + beta s^2) over the range of s.
+    """
+    return LipschitzBound(
+        [
+            verified.spectral_norm(w) if b == 0 else _layer_constant(*singular_range(w), b)
+            for w, b in zip(weights, beta, strict=True)
+        ],
+        "spectral",
+    )
+
+
+def singular_range(w: Tensor) -> tuple[float, float]:
+    """Return proven bounds on |W^T v| / |v| over all v: below by the first number, above by the second.
+
+    The lower one is 0 for an expanding layer (more rows than columns), where W^T has a null space.
+    """
+    highest = verified.spectral_norm(w)
+    rows, columns = w.shape
+    if rows > columns:
+        return 0.0, highest
+    return math.sqrt(verified.smallest_eigenvalue(*verified.squared(w.detach().to(torch.float64)))) / _SLACK, highest
+
+
+def _peak(beta: float) -> float:
+    return (math.sqrt(beta) + 1 / math.sqrt(beta)) / 2 * _SLACK
+
+
+def _layer_constant(lowest: float, highest: float, beta: float) -> float:
+    """Maximum of f over [lowest, highest]; f rises up to 1 / sqrt(beta) and falls after it."""
+    turning = 1 / math.sqrt(beta)
+    if lowest < turning < highest:
+        return _peak(beta)
+    s = highest if highest <= turning else lowest
+    return min(_peak(beta), (1 + beta) * s / (1 + beta * s * s) * _SLACK)

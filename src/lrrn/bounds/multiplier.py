@@ -1,0 +1,321 @@
+"""The multiplier bound: a Lipschitz constant from one inequality per unit, optimised, then proven.
+
+Let z* minimise 1/2 z^T H z - q^T z over a box with q = B x + const, and let v, u be the differences of two minimisers and of
+their inputs. The optimality conditions give v_i (B u - H v)_i >= 0 for every unit: each is monotone on its own. Weigh them by
+Lam = diag(lam), lam >= 0 (of either sign where a unit is free and the inequality an equation), and add up. If
+S = Lam H + H Lam - C^T C is positive definite, then |C v|^2 <= 2 v^T Lam B u - v^T S v <= u^T B^T Lam S^-1 Lam B u, so
+
+    |C v| <= rho |u|    whenever    G = Lam H + H Lam - C^T C - Lam B B^T Lam / rho^2    is positive semidefinite.
+
+G is block tridiagonal. What an optimiser says about Lam is never believed: a verified Cholesky factorisation of G proves rho.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from lrrn import bounds
+from lrrn.bounds.search import gain, minimised
+from lrrn.energy import LiftedEnergy
+from lrrn.linalg import verified
+from lrrn.linalg.blocks import BlockTridiagonal, gram
+from lrrn.runtime.lazy import lazy
+from lrrn.runtime.threads import blas_threads, one_thread, side_by_side
+
+logger = logging.getLogger("lrrn.bounds")
+RATE = 2e10
+"""Operations a second that a budget in seconds is turned into evaluations by."""
+MANY_UNITS = 512
+"""Above so many unknowns a second BLAS thread helps."""
+LEAST, LARGEST = 1e-70, 1e70
+"""Multipliers, constants and norms of inputs' weights outside of this range prove nothing: products of several of them could
+underflow by more than the rounding that proofs allow for, or overflow."""
+MEMORY = 2**32
+"""Bytes that read-outs treated at once may take, at eight matrices each."""
+SLACKS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
+"""Shares by which a constant may exceed its estimate for a proof's sake, tried in turn: each try is a factorisation."""
+FEWEST, MOST = 30, 240
+"""Evaluations below which optimising is not worth beginning, and after which it has converged."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Multipliers:
+    """A proven constant and the multipliers that prove it.
+
+    Attributes
+    ----------
+    rho : float
+        Proven: |C v| <= rho |u|.
+    lam : float64 Tensor of shape (dim,)
+        The multipliers.
+    """
+
+    rho: float
+    lam: Tensor
+
+
+@final
+class MultiplierProblem:
+    """Finds and proves multipliers for read-outs C of the free phase's minimiser.
+
+    Parameters
+    ----------
+    energy : LiftedEnergy
+        In float64, with at least one unknown layer.
+    """
+
+    def __init__(self, energy: LiftedEnergy) -> None:
+        if energy.weights[0].dtype != torch.float64:
+            raise TypeError(f"bounds are proven in float64; this energy is {energy.weights[0].dtype}")
+        if energy.n_free == 0:
+            raise ValueError("the free phase of this network has no unknowns: its output is affine in x")
+        # thousands of small factorisations: a job for the CPU wherever the network lives
+        energy = energy if energy.weights[0].device.type == "cpu" else energy.to(torch.float64, "cpu")
+        self._energy = energy
+        self._h = energy.free_hessian
+        self._first, self._last = self._h.sizes[0], self._h.sizes[-1]
+        free = [interval.is_free for interval in energy.intervals[: energy.n_free]]
+        self.free_units = torch.cat([torch.full((d,), f) for d, f in zip(self._h.sizes, free, strict=True)])
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no product of weights overflowed; otherwise there is nothing to optimise."""
+        return self._h.is_finite() and bool(self._input_gram.isfinite().all())
+
+    @property
+    def read_out(self) -> Tensor:
+        """What turns the last unknown block into the output: W_{L-1} if the output is eliminated, otherwise the identity."""
+        if self._energy.eliminated:
+            return self._energy.weights[-1]
+        return torch.eye(self._last, dtype=self._h.dtype, device=self._h.device)
+
+    # --- the parts of the problem -------------------------------------------------------------------------------------
+
+    @lazy
+    def _dense(self) -> Tensor:
+        return self._h.dense()
+
+    @lazy
+    def _input_gram(self) -> Tensor:
+        """B B^T, which lives in the first block."""
+        return gram(self._energy.weights[0]) * self._input_scale**2
+
+    @property
+    def _input_scale(self) -> float:
+        return self._energy.discounts[0] * (1 + self._energy.beta[0])
+
+    @lazy
+    def _input_root(self) -> Tensor:
+        """R with R R^T = B B^T and as few columns as possible; for the optimiser only."""
+        w = self._energy.weights[0]
+        if w.shape[1] <= w.shape[0]:
+            return w * self._input_scale
+        values, vectors = torch.linalg.eigh(self._input_gram)
+        return vectors * values.clamp(min=0.0).sqrt()
+
+    @lazy
+    def _padded_root(self) -> Tensor:
+        padded = self._dense.new_zeros((self._h.dim, self._input_root.shape[1]))
+        padded[: self._first] = self._input_root
+        return padded
+
+    def proven_root(self) -> tuple[Tensor, float]:
+        """Return R for the first block and an error in norm: some R' that near has R' R'^T - B B^T positive semidefinite.
+
+        So R may stand for B in proofs that allow for the error. It has as few columns as possible.
+        """
+        w = self._energy.weights[0]
+        if w.shape[1] <= w.shape[0]:
+            # B itself, up to the rounding of one product
+            return w * self._input_scale, verified.EPS * self._input_scale * float(w.norm())
+        product = self._input_gram
+        trace = float(product.diagonal().sum())
+        rounding = self._energy.inner_rounding * trace + verified.UNDERFLOW
+        shift = 2 * (rounding + 8 * (self._first + 8) * verified.EPS * trace)
+        shifted = BlockTridiagonal((product + shift * torch.eye(self._first, dtype=product.dtype),), ())
+        factor = shifted.cholesky()
+        # R R^T = B B^T + shift I - (the factor's residual and rounding), which is to leave something of the shift
+        if bool(factor.ok) and factor.defect(shifted) + rounding + 4 * verified.EPS * (trace + shift) < shift:
+            return factor.lower[0], 0.0
+        return torch.zeros_like(product), math.inf
+
+    def start(self) -> Tensor:
+        """Return multipliers that reproduce the spectral bound, up to a little slack: where optimisation begins."""
+        energy = self._energy
+        constants, shrink = [], []
+        for w, beta in zip(energy.weights, energy.beta, strict=True):
+            low, high = bounds.singular_range(w)
+            turning = 1 / math.sqrt(beta) if beta else math.inf
+            s = min(max(turning, low), high)
+            constants.append((1 + beta) * s / (1 + beta * s * s))
+            shrink.append(1 / (1 + beta * s * s))
+        n_free = energy.n_free
+        later = [math.prod(c * c for c in constants[k + 1 : n_free]) for k in range(n_free)]
+        steps = [later[k] * shrink[k] / energy.discounts[k] for k in range(n_free)]
+        blocks = [torch.full((d,), sum(steps[: k + 1]), dtype=self._h.dtype) for k, d in enumerate(self._h.sizes)]
+        reach = verified.spectral_norm(self.read_out) ** 2 if energy.eliminated else 1.0
+        return torch.cat(blocks) * reach * (1 + 1e-3)
+
+    # --- optimising ---------------------------------------------------------------------------------------------------
+
+    def estimate(self, lam: Tensor, c: Tensor) -> float:
+        """Return the constant that multipliers give for a read-out ``c`` of the last block, unproven; inf if they give none."""
+        value, _ = self._value(lam, c, math.inf)
+        return math.sqrt(value) if value < math.inf else math.inf
+
+    def _value(self, lam: Tensor, c: Tensor, sharpness: float) -> tuple[float, Tensor | None]:
+        whole = c.new_zeros((len(c), self._h.dim))
+        whole[:, -self._last :] = c
+        return gain(self._dense, self._padded_root, lam, whole, sharpness)
+
+    def improve(self, lam: Tensor, c: Tensor, evaluations: int) -> Tensor:
+        """Lower the constant for a read-out ``c`` of the last block from ``lam`` on; never to something worse."""
+        return minimised(lambda trial, sharpness: self._value(trial, c, sharpness), lam, self.free_units, evaluations)
+
+    def affordable(self, seconds: float) -> int:
+        """Return how many evaluations fit into a time budget on an ordinary core, by counting operations."""
+        n, r = self._h.dim, self._input_root.shape[1]
+        operations = n**3 / 3 + 4 * n * n * r + 10 * r**3
+        return int(seconds / (3e-4 + operations / RATE))
+
+    # --- proving ------------------------------------------------------------------------------------------------------
+
+    def prove(self, lam: Tensor, c: Tensor, ceiling: float = math.inf, estimate: float | None = None) -> float:
+        """Return a proven constant for a read-out ``c``: about what ``lam`` gives, or ``ceiling`` if that cannot be proven."""
+        estimate = self.estimate(lam, c) if estimate is None else estimate
+        if bool((lam[~self.free_units] < 0).any()) or not estimate < ceiling:
+            return ceiling
+        for slack in SLACKS:
+            rho = estimate * (1 + slack)
+            if rho >= ceiling:
+                break
+            if self._is_proven(lam, c, rho):
+                return rho
+        return ceiling
+
+    def _is_proven(self, lam: Tensor, c: Tensor, rho: float) -> bool:
+        """Whether G is proven positive definite, the rounding made in computing it included."""
+        trace, largest = float(self._input_gram.diagonal().sum()), float(lam.abs().max())
+        if not all(LEAST < size < LARGEST for size in (rho, largest, math.sqrt(trace))):
+            return False
+        parts = self._h.split(lam[None])
+        parts = tuple(part[0] for part in parts)
+        diag = [(part[:, None] + part).mul_(block) for part, block in zip(parts, self._h.diag, strict=True)]
+        sub = [(parts[k + 1][:, None] + parts[k]) * block for k, block in enumerate(self._h.sub)]
+        gain = (parts[0][:, None] * parts[0]).mul_(self._input_gram).div_(rho**2)
+        square = gram(c.mT)
+        diag[0].sub_(gain)
+        diag[-1].sub_(square)
+        # entries of H, B B^T and C^T C carry the rounding of inner products, those of G a few operations more
+        rounding = self._energy.inner_rounding
+        size = 2 * largest * (float(self._h.diagonal.sum()) + self._h.frobenius())
+        size += float(square.diagonal().sum()) + float(c.square().sum())
+        size += 2 * float(parts[0].abs().max()) ** 2 * trace / rho**2 + float(gain.norm())
+        return verified.is_positive_definite(BlockTridiagonal(tuple(diag), tuple(sub)), 0.0, 2 * rounding * size)
+
+    # --- what is asked for --------------------------------------------------------------------------------------------
+
+    def network(self, ceiling: float, seconds: float) -> Multipliers:
+        """Return a proven constant of the whole output, at most ``ceiling``."""
+        if not self.is_finite:
+            return Multipliers(ceiling, torch.zeros(self._h.dim, dtype=self._h.dtype))
+        evaluations = self.affordable(seconds)
+        if evaluations < FEWEST:
+            logger.info("multiplier bound: %.3g s are not enough for %d units; the other bounds stand", seconds, self._h.dim)
+            return Multipliers(ceiling, self.start())
+        c = self.read_out
+        with self.threads():
+            lam = self.improve(self.start(), c, min(evaluations, MOST))
+            return Multipliers(self.prove(lam, c, ceiling), lam)
+
+    def rows(self, lam: Tensor, rows: Tensor, ceilings: Tensor, seconds: float) -> Tensor:
+        """Return proven constants of several read-outs of one row each.
+
+        Parameters
+        ----------
+        lam : Tensor of shape (dim,)
+            Multipliers of the whole output, to begin from.
+        rows : Tensor of shape (m, d)
+            Read-outs of the last block.
+        ceilings : Tensor of shape (m,)
+            Constants proven otherwise; the results are at most these.
+        seconds : float
+            Time budget for all of them together; where it allows little, ``lam`` is only rescaled.
+
+        Returns
+        -------
+        float64 Tensor of shape (m,)
+        """
+        out = ceilings.clone()
+        if not self.is_finite:
+            return out
+        evaluations = min(self.affordable(seconds / max(len(rows), 1)), MOST)
+
+        def work(i: int) -> None:
+            with torch.no_grad(), blas_threads(1):
+                c, trial, estimate = rows[i, None], lam * scales[i], float(estimates[i])
+                if evaluations >= FEWEST:
+                    trial = self.improve(trial, c, evaluations)
+                    estimate = self.estimate(trial, c)
+                out[i] = self.prove(trial, c, float(ceilings[i]), estimate)
+
+        with one_thread():
+            scales, estimates = self.scales(lam, rows)
+            side_by_side(work, len(rows), at_once=max(1, MEMORY // (64 * self._h.dim**2)))
+        return out
+
+    def threads(self) -> AbstractContextManager[None]:
+        """Hold BLAS to one thread unless the matrices are large: small ones run tens of times slower with more."""
+        return one_thread() if self._h.dim <= MANY_UNITS else nullcontext()
+
+    def scales(self, lam: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the multiple of ``lam`` that is best for each read-out of one row, and the constant it gives, unproven.
+
+        With K = Lam H + H Lam and tau = c K^-1 c^T, t Lam is feasible for t > tau, and by the formula for updates of rank one
+        the matrix whose largest eigenvalue counts is t M + t / (t - tau) g g^T with M and g that do not depend on t.
+        """
+        h, d = self._dense, self._first
+        factor, info = torch.linalg.cholesky_ex(lam[:, None] * h + h * lam)
+        if int(info) != 0:
+            return h.new_ones(len(rows)), h.new_full((len(rows),), math.inf)
+        r = self._input_root.shape[1]
+        right = h.new_zeros((len(h), r + len(rows)))
+        right[:d, :r] = lam[:d, None] * self._input_root
+        right[-self._last :, r:] = rows.mT
+        y = torch.cholesky_solve(right, factor)
+        values, vectors = torch.linalg.eigh(right[:d, :r].mT @ y[:d, :r])
+        tau = (right[:, r:] * y[:, r:]).sum(0).clamp(min=1e-300)
+        cross = (vectors.mT @ (right[:d, :r].mT @ y[:d, r:])).square()  # (r, m)
+        factors = 1 + torch.logspace(-3, 3, 61, dtype=h.dtype, device=h.device)
+        t = factors[:, None] * tau  # (61, m)
+        weight = factors[:, None] / (factors[:, None] - 1)
+        # the largest root of 1 = weight * sum_i cross_i / (root - t values_i), by bisection above the last pole
+        low = t * values[-1]
+        high = low + weight * cross.sum(0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            total = weight * (cross / (middle[:, None] - t[:, None] * values[:, None])).sum(1)
+            low, high = torch.where(total > 1, middle, low), torch.where(total > 1, high, middle)
+        best = high.argmin(0)
+        chosen = torch.arange(len(rows), device=h.device)
+        return t[best, chosen], high[best, chosen].sqrt()
+
+
+_known: WeakKeyDictionary[LiftedEnergy, dict[float, Multipliers]] = WeakKeyDictionary()
+
+
+def network_multipliers(energy: LiftedEnergy, ceiling: float, seconds: float) -> Multipliers:
+    """Return proven multipliers for the output of a float64 energy; remembered as long as the energy lives."""
+    known = _known.setdefault(energy, {})
+    if seconds not in known:
+        known[seconds] = MultiplierProblem(energy).network(ceiling, seconds)
+    return known[seconds]

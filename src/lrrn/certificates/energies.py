@@ -1,0 +1,251 @@
+"""Certified energies: how far the energy of an input can move, and what decisions by energy are worth.
+
+2 E(x) = min_z |A z - T(x)|^2 over a convex set with T affine, so sqrt(2 E(x)) is the distance of T(x) from a convex set. A
+distance moves no more than the point: sqrt(2 E) is Lipschitz with the constant of T, K = sqrt(a_0 (|W_0|_2^2 + beta_0)), in the
+free phase as in any clamped one. Below, s stands for sqrt(2 E).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lrrn.certificates.errors import SolveErrors, check_guarantee
+from lrrn.certificates.radius import Certificate
+from lrrn.linalg import verified
+from lrrn.network import LRRN
+from lrrn.network.solution import Solution
+from lrrn.qp import DEFAULT_TOL, row_norms
+
+_UP = 1 + 1e-12
+"""Covers the rounding of the few scalar operations made here."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RootEnergies:
+    """Bounds on s = sqrt(2 E) at x, and on what it can be computed as at a perturbed input.
+
+    Attributes
+    ----------
+    lower, upper : float64 Tensor of shape (n,)
+        The exact s at x lies between.
+    below, above : float64 Tensor of shape (n,)
+        At x itself, a later computation is at most so far under, or over, the exact s.
+    slope : float
+        How much ``below`` and ``above`` grow per unit of perturbation.
+    lipschitz : float
+        How much the exact s grows per unit of perturbation.
+    converged : bool Tensor of shape (n,)
+    """
+
+    lower: Tensor
+    upper: Tensor
+    below: Tensor
+    above: Tensor
+    slope: float
+    lipschitz: float
+    converged: Tensor
+
+    @classmethod
+    def of(cls, net: LRRN, x: Tensor, solution: Solution, tol: float, y: Tensor | None = None) -> RootEnergies:
+        """Bound the root energies of a float64 solution of the free or, with ``y``, the clamped phase."""
+        energy = net.energy_snapshot(torch.float64)
+        errors = SolveErrors.of(net, x, solution, tol, y)
+        mu = energy.free_mu if y is None else energy.clamped_mu
+        provable = mu > 0 and math.isfinite(errors.slope)
+        root_mu = math.sqrt(mu) if 0 < mu < math.inf else 0.0  # infinite without unknowns, and then there are no errors
+        # s as computed is the norm of mismatches, off by rounding that is relative to the data and activations
+        per_unit, constant = energy.root_rounding
+        size = row_norms(x) + row_norms(torch.cat(solution.activations, dim=-1))
+        rounding = per_unit * size + constant
+        s = (2 * solution.energy.to(torch.float64)).sqrt()
+        # 2 E(z*) <= 2 E(z) <= 2 E(z*) + |r|^2 / mu, and |r| / mu is within the error bound
+        low = (s - rounding).clamp(min=0.0).square() - (root_mu * errors.here).square() * _UP
+        lower = low.clamp(min=0.0).sqrt() / _UP
+        upper = (s + rounding) * _UP
+        # at x + delta: |z'| is at most |z| plus what exact activations move plus the errors of both solves
+        width = verified.spectral_norm(energy.weights[-1]) if energy.eliminated and y is None else 0.0
+        growth = 1 + (1 + width) * errors.size_slope
+        later = per_unit * (size + (1 + width) * (errors.here + errors.later)) + constant
+        slope = per_unit * growth + root_mu * errors.slope
+        above = (later + root_mu * errors.later) * _UP
+        return cls(lower, upper, later * _UP, above, slope * _UP, energy_constant(net), solution.converged & provable)
+
+    def at(self, eps: float, guarantee: str) -> tuple[Tensor, Tensor]:
+        """Return bounds on s over all perturbations of norm at most ``eps``; 0 and infinity where nothing is certain."""
+        reach = self.lipschitz * eps
+        lower, upper = self.lower - reach, self.upper + reach
+        if guarantee == "deployed":
+            lower, upper = lower - self.below - self.slope * eps, upper + self.above + self.slope * eps
+        lower = torch.where(self.converged, lower.clamp(min=0.0) / _UP, 0.0)
+        return lower, torch.where(self.converged, upper * _UP, torch.inf)
+
+
+def energy_constant(net: LRRN) -> float:
+    """Return K, the proven Lipschitz constant of sqrt(2 E)."""
+    norm = verified.spectral_norm(net.W[0])
+    return math.sqrt(norm * norm + net.beta[0]) * _UP
+
+
+def decision_radius(
+    net: LRRN, x: Tensor, threshold: float, *, guarantee: str = "deployed", tol: float | None = None, max_sweeps: int = 1000
+) -> Tensor:
+    """Return the radius within which the free energy stays on its side of a threshold; 0 where nothing is certified.
+
+    Parameters
+    ----------
+    net : LRRN
+    x : Tensor of shape (n, d_0)
+    threshold : float
+        An energy.
+    guarantee, tol, max_sweeps
+        As in :func:`lrrn.certify`.
+
+    Returns
+    -------
+    float64 Tensor of shape (n,)
+    """
+    check_guarantee(guarantee)
+    if math.isnan(threshold):
+        raise ValueError("threshold must be an energy; got NaN, which no energy is above or below")
+    tol = DEFAULT_TOL[torch.float64] if tol is None else tol
+    x = x.to(torch.float64)
+    roots = RootEnergies.of(net, x, net.infer(x, tol=tol, max_sweeps=max_sweeps), tol)
+    if threshold < 0:  # no energy is
+        return torch.where(roots.converged, torch.inf, 0.0).to(x)
+    level = math.sqrt(2 * threshold)
+    above, below, rate = roots.lower - level * _UP, level / _UP - roots.upper, roots.lipschitz
+    if guarantee == "deployed":
+        above, below, rate = above - roots.below, below - roots.above, rate + roots.slope
+    radius = torch.maximum(above, below).clamp(min=0.0) / (rate * _UP) / _UP
+    return torch.where(roots.converged, radius, 0.0)
+
+
+def energy_interval(
+    net: LRRN,
+    x: Tensor,
+    eps: float,
+    y: Tensor | None = None,
+    *,
+    guarantee: str = "deployed",
+    tol: float | None = None,
+    max_sweeps: int = 1000,
+) -> tuple[Tensor, Tensor]:
+    """Return bounds on the energy over all perturbations of Euclidean norm at most ``eps``.
+
+    Parameters
+    ----------
+    net : LRRN
+    x : Tensor of shape (n, d_0)
+        Inputs; solved in float64 whatever their type.
+    eps : float
+        Size of the perturbation.
+    y : Tensor of shape (n, d_L), optional
+        Targets to clamp the output to; the free energy if not given.
+    guarantee : {"deployed", "exact"}, default="deployed"
+        Whether the bounds hold for energies this library computes, or for the exact ones.
+    tol, max_sweeps
+        As in :meth:`LRRN.infer`.
+
+    Returns
+    -------
+    lower, upper : float64 Tensor of shape (n,)
+        0 and infinity where the solve did not converge.
+    """
+    if not eps >= 0:
+        raise ValueError(f"eps must be at least 0; got {eps}")
+    check_guarantee(guarantee)
+    tol = DEFAULT_TOL[torch.float64] if tol is None else tol
+    x = x.to(torch.float64)
+    y = None if y is None else y.to(torch.float64)
+    solution = net.infer(x, y, tol=tol, max_sweeps=max_sweeps)
+    lower, upper = RootEnergies.of(net, x, solution, tol, y).at(eps, guarantee)
+    return 0.5 * lower.square() / _UP, 0.5 * upper.square() * _UP
+
+
+def certify_energies(
+    net: LRRN, x: Tensor, *, guarantee: str = "deployed", tol: float | None = None, max_sweeps: int = 1000
+) -> Certificate:
+    """Certify the labels of a classifier that predicts the label of least clamped energy.
+
+    Parameters
+    ----------
+    net : LRRN
+        Label j stands for the output clamped to the j-th unit vector.
+    x : Tensor of shape (n, d_0)
+    guarantee, tol, max_sweeps
+        As in :func:`lrrn.certify`.
+
+    Returns
+    -------
+    Certificate
+        ``margin`` and ``error_bound`` are in units of sqrt(2 E).
+    """
+    check_guarantee(guarantee)
+    if net.sizes[-1] < 2:
+        raise ValueError("a certificate compares labels, and this network has one output")
+    tol = DEFAULT_TOL[torch.float64] if tol is None else tol
+    x = x.to(torch.float64)
+    n_classes = net.sizes[-1]
+    energies, roots = [], []
+    for label in range(n_classes):
+        target = x.new_zeros((len(x), n_classes))
+        target[:, label] = 1
+        solution = net.infer(x, target, tol=tol, max_sweeps=max_sweeps)
+        energies.append(solution.energy)
+        roots.append(RootEnergies.of(net, x, solution, tol, target))
+    table = torch.stack(energies, dim=-1)
+    best = table.argmin(-1)
+    lower, upper, below, above = (
+        torch.stack([getattr(root, name) for root in roots], dim=-1) for name in ("lower", "upper", "below", "above")
+    )
+
+    def of_best(values: Tensor) -> Tensor:
+        return values.gather(1, best[:, None])
+
+    s = (2 * table).sqrt()
+    margin = s.scatter(1, best[:, None], math.inf).amin(-1) - of_best(s)[:, 0]
+    least, most = (t.scatter(1, best[:, None], math.inf).amin(-1) for t in (lower, upper))
+    # the exact margin lies between these two
+    error = torch.maximum(margin - (least - of_best(upper)[:, 0]), most - of_best(lower)[:, 0] - margin) * _UP
+    slack = lower - of_best(upper)
+    rate = 2 * roots[0].lipschitz
+    if guarantee == "deployed":
+        # sqrt(a^2 + b^2) <= a + b took the solve's own error out of the root
+        slack = slack - below - of_best(above)
+        rate = rate + 2 * max(root.slope for root in roots)
+    slack = slack.scatter(1, best[:, None], math.inf)
+    radius = (slack.amin(-1) / (rate * _UP)).clamp(min=0.0) / _UP
+    converged = torch.stack([root.converged for root in roots], dim=-1).all(-1)
+    radius = torch.where(converged & radius.isfinite(), radius, 0.0)
+    return Certificate(best, margin, radius, torch.where(converged, error, math.inf), "energy", guarantee)
+
+
+def certified_auroc(familiar: Tensor, strange: Tensor) -> float:
+    """Return a lower bound on the AUROC of the energy under attack.
+
+    Parameters
+    ----------
+    familiar : Tensor of shape (n,)
+        Upper ends of the energy intervals of familiar inputs.
+    strange : Tensor of shape (m,)
+        Lower ends of those of strange inputs.
+
+    Returns
+    -------
+    float
+        The share of pairs in which the strange input keeps the higher energy whatever the perturbations; ties count half.
+    """
+    for name, energies in (("familiar", familiar), ("strange", strange)):
+        if energies.numel() == 0 or bool(energies.isnan().any()):
+            what = "it is empty" if energies.numel() == 0 else "it has NaN, which is neither above nor below an energy"
+            raise ValueError(f"{name} must hold ends of energy intervals; {what}")
+    order = familiar.sort().values
+    under = torch.searchsorted(order, strange, right=False).double()
+    level = torch.searchsorted(order, strange, right=True).double()
+    return float(((under + level) / 2).mean() / len(familiar))

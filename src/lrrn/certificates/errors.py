@@ -1,0 +1,77 @@
+"""What a solve's error does to the output: at the input itself, and at most at a perturbed one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lrrn.network import LRRN
+from lrrn.network.solution import Solution
+from lrrn.qp import row_norms
+
+GUARANTEES = ("deployed", "exact")
+
+
+def check_guarantee(guarantee: str) -> None:
+    """Refuse an unknown kind of guarantee."""
+    if guarantee not in GUARANTEES:
+        raise ValueError(f"unknown guarantee {guarantee!r}; use one of {', '.join(GUARANTEES)}")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SolveErrors:
+    """Errors of the activations that an output is read from, per sample.
+
+    At a perturbed input x + delta the error is at most ``later + slope |delta|``.
+
+    Attributes
+    ----------
+    here : float64 Tensor of shape (n,)
+        Proven distance of the solved activations from the exact ones at x.
+    later : float64 Tensor of shape (n,)
+        Largest distance a solve that reports convergence can have at x.
+    slope : float
+        How much that grows per unit of perturbation.
+    size : float64 Tensor of shape (n,)
+        One plus the norm of the features the output is read from, to which rounding is relative.
+    size_slope : float
+        How much that grows per unit of perturbation.
+    """
+
+    here: Tensor
+    later: Tensor
+    slope: float
+    size: Tensor
+    size_slope: float
+
+    @classmethod
+    def of(cls, net: LRRN, x: Tensor, solution: Solution, tol: float, y: Tensor | None = None) -> SolveErrors:
+        """Bound the errors of a float64 solution of the free or, with ``y``, the clamped phase, and of later ones."""
+        energy = net.energy_snapshot(torch.float64)
+        here = solution.error_bound
+        n_unknown = energy.n_free if y is None else energy.n_layers - 1
+        if n_unknown == 0:
+            nothing = torch.zeros_like(here)
+            return cls(nothing, nothing, 0.0, 1 + row_norms(x), 1.0)
+        reads_last = y is None and not energy.eliminated
+        features = solution.activations[-1] if reads_last else solution.activations[-2]
+        mu, rounding = (energy.free_mu, energy.free_rounding) if y is None else (energy.clamped_mu, energy.clamped_rounding)
+        if not rounding.z < 0.5 * mu:
+            never = torch.full_like(here, math.inf)
+            return cls(here, never, math.inf, 1 + row_norms(features), math.inf)
+        # |q(x + delta)| <= |q(x)| + growth |delta|, and the exact activations move by at most growth |delta| / mu
+        growth = energy.input_gain
+        q = row_norms((energy.free(x) if y is None else energy.clamped(x, y)).q)
+        z = row_norms(torch.cat(solution.activations[:n_unknown], dim=-1)) + here
+        data = row_norms(x) if y is None else row_norms(x) + row_norms(y)
+        # a solve that reports convergence has a residual of at most tol max(1, |q|) plus rounding; its own error enters the
+        # size that rounding is relative to, which the last factor solves for
+        swell = (1 + 1e-9) / (1 - rounding.z / mu)
+        later = (tol * q.clamp(min=1.0) + rounding.total(z, q, data)) / mu * swell
+        slope = (tol * growth + rounding.z * growth / mu + rounding.q * growth + rounding.x) / mu * swell
+        return cls(here, later, slope, 1 + row_norms(features) + here + later, growth / mu + slope)

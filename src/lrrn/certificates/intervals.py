@@ -1,0 +1,49 @@
+"""Certified intervals: the range every output can take when the input moves by at most eps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lrrn.certificates.errors import SolveErrors, check_guarantee
+from lrrn.certificates.outputs import single_constants
+from lrrn.network import LRRN
+from lrrn.qp import DEFAULT_TOL
+
+
+def output_interval(
+    net: LRRN, x: Tensor, eps: float, *, guarantee: str = "deployed", tol: float | None = None, max_sweeps: int = 1000
+) -> tuple[Tensor, Tensor]:
+    """Return bounds on every output over all perturbations of Euclidean norm at most ``eps``.
+
+    Parameters
+    ----------
+    net : LRRN
+    x : Tensor of shape (n, d_0)
+        Inputs; solved in float64 whatever their type.
+    eps : float
+        Size of the perturbation; 0 gives the range the solve's own error leaves.
+    guarantee : {"deployed", "exact"}, default="deployed"
+        Whether the range holds for the answers this library computes, or for the exact minimiser.
+    tol, max_sweeps
+        As in :meth:`LRRN.infer`.
+
+    Returns
+    -------
+    lower, upper : float64 Tensor of shape (n, d_L)
+        Infinite where the solve did not converge.
+    """
+    if not eps >= 0:
+        raise ValueError(f"eps must be at least 0; got {eps}")
+    check_guarantee(guarantee)
+    tol = DEFAULT_TOL[torch.float64] if tol is None else tol
+    x = x.to(torch.float64)
+    solution = net.infer(x, tol=tol, max_sweeps=max_sweeps)
+    constants, errors = single_constants(net), SolveErrors.of(net, x, solution, tol)
+    reach = constants.rho * eps + constants.error * errors.here[:, None] + constants.rounding * errors.size[:, None]
+    if guarantee == "deployed":
+        size = errors.size + errors.size_slope * eps
+        reach = reach + constants.error * (errors.later + errors.slope * eps)[:, None] + constants.rounding * size[:, None]
+    reach = torch.where(solution.converged[:, None], reach * (1 + 1e-12), torch.inf)
+    allowed = net.intervals[-1]
+    return (solution.output - reach).clamp(min=allowed.lo), (solution.output + reach).clamp(max=allowed.hi)

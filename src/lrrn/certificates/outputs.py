@@ -1,0 +1,160 @@
+"""Proven Lipschitz constants of single outputs and of their differences, for every kind of output layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from lrrn import bounds
+from lrrn.bounds.multiplier import MultiplierProblem, network_multipliers
+from lrrn.energy import LiftedEnergy
+from lrrn.linalg import verified
+from lrrn.network import BUDGET, LRRN
+
+_UP = 1 + 1e-12
+"""Covers the rounding of norms and products of a few float64 numbers."""
+_LOST = math.sqrt(verified.UNDERFLOW)
+"""More than a norm loses where squares underflow."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class OutputConstants:
+    """Constants of the outputs y_i (shape (d_L,)) or of the differences y_i - y_j (shape (d_L, d_L)).
+
+    Attributes
+    ----------
+    rho : float64 Tensor
+        Lipschitz constants as functions of x.
+    error : float64 Tensor
+        Factors from the error of the solved activations to that of the output.
+    rounding : float64 Tensor
+        Factors from the size of the features to the rounding made in reading the output.
+    """
+
+    rho: Tensor
+    error: Tensor
+    rounding: Tensor
+
+
+_known: WeakKeyDictionary[LiftedEnergy, dict[tuple[str, str, float], Tensor]] = WeakKeyDictionary()
+_pairs: WeakKeyDictionary[LiftedEnergy, dict[tuple[str, float | None], OutputConstants]] = WeakKeyDictionary()
+
+
+def _multiplied(net: LRRN, what: str, method: str, rho: Tensor, seconds: float | None) -> Tensor:
+    """Lower constants of single outputs or of pairs by multipliers; remembered as long as the parameters stay."""
+    energy = net.energy_snapshot(torch.float64)
+    if method not in BUDGET or energy.n_free == 0:
+        return rho
+    budget = BUDGET[method] if seconds is None else seconds
+    known = _known.setdefault(energy, {})
+    if (what, method, budget) not in known:
+        problem = MultiplierProblem(energy)
+        ceiling = float(bounds.spectral(list(net.W), net.beta))
+        # a fifth of the budget for the multipliers of the whole output, from which the others begin
+        lam = network_multipliers(energy, ceiling, budget / 5).lam
+        rows = problem.read_out
+        table = rho.to("cpu", copy=True)
+        if what == "single":
+            table = problem.rows(lam, rows, table, 0.8 * budget)
+        else:
+            i, j = torch.tril_indices(len(rows), len(rows), -1)
+            table[i, j] = table[j, i] = problem.rows(lam, rows[i] - rows[j], table[i, j], 0.8 * budget)
+        known[what, method, budget] = table.to(rho.device)
+    return known[what, method, budget]
+
+
+def single_constants(net: LRRN, method: str = "auto", seconds: float | None = None) -> OutputConstants:
+    """Return the constants of every output; ``method`` and ``seconds`` as for :func:`pair_constants`."""
+    whole, features = float(bounds.spectral(list(net.W), net.beta)), _features(net, "spectral")
+    energy = net.energy_snapshot(torch.float64)
+    w = energy.weights[-1]
+    rho = w.new_full((len(w),), whole)
+    if net.beta[-1] == 0:
+        # clipping moves no output further than its affine image moves
+        rho = torch.minimum(rho, _lengths(w) * features)
+    elif net.intervals[-1].is_free:
+        rows, slack = linear_response(w, net.beta[-1])
+        rho = torch.minimum(rho, (_lengths(rows) + slack) * features)
+    error = _lengths(w) if energy.eliminated else torch.ones_like(rho)
+    rho = _multiplied(net, "single", method, rho, seconds)
+    return OutputConstants(rho * _UP, error * _UP, _read_out_rounding(net))
+
+
+def pair_constants(net: LRRN, method: str, seconds: float | None = None) -> OutputConstants:
+    """Return the constants of every difference of two outputs; remembered as long as the parameters stay.
+
+    Parameters
+    ----------
+    net : LRRN
+    method : {"paper", "pairwise", "spectral", "multiplier", "auto"}
+        "paper" takes sqrt(2) times the paper's constant for every pair; "pairwise" and "spectral" treat pairs one by one, from
+        the paper's and from the spectral bound on the features; "multiplier" and "auto" then optimise multipliers for each.
+    seconds : float, optional
+        Budget of the optimisation, by default that of :meth:`LRRN.lipschitz`.
+    """
+    known = _pairs.setdefault(net.energy_snapshot(torch.float64), {})
+    if (method, seconds) not in known:
+        known[method, seconds] = _pair_constants(net, method, seconds)
+    return known[method, seconds]
+
+
+def _pair_constants(net: LRRN, method: str, seconds: float | None) -> OutputConstants:
+    whole = float((bounds.paper if method in ("paper", "pairwise") else bounds.spectral)(list(net.W), net.beta))
+    energy = net.energy_snapshot(torch.float64)
+    w, beta, free = energy.weights[-1], net.beta[-1], net.intervals[-1].is_free
+    rho = w.new_full((len(w), len(w)), math.sqrt(2) * whole)
+    if method != "paper":
+        features = _features(net, method)
+        if beta == 0:
+            pairs = _distances(w)
+            if not free:
+                # clipping may undo one of the two moves, but the difference moves no more than either of them or both
+                pairs = torch.maximum(pairs, torch.maximum(_lengths(w)[:, None], _lengths(w)))
+            rho = torch.minimum(rho, pairs * features)
+        elif free:
+            rows, slack = linear_response(w, beta)
+            rho = torch.minimum(rho, (_distances(rows) + slack) * features)
+    error = _distances(w) if energy.eliminated else torch.full_like(rho, math.sqrt(2))
+    rho = _multiplied(net, "pair", method, rho, seconds)
+    rounding = _read_out_rounding(net)
+    return OutputConstants(rho * _UP, error * _UP, rounding[:, None] + rounding)
+
+
+def linear_response(w: Tensor, beta: float) -> tuple[Tensor, float]:
+    """Return A = (1 + beta) (I + beta W W^T)^-1 W, by which a free output follows its features, and a bound on row differences.
+
+    The error is bounded after the fact: M = I + beta W W^T has no eigenvalue below one, so |A - A'| <= |(1 + beta) W - M A'|.
+    """
+    system = torch.eye(len(w), dtype=w.dtype, device=w.device) + beta * (w @ w.mT)
+    rows = torch.linalg.solve(system, (1 + beta) * w)
+    left = float(torch.linalg.matrix_norm((1 + beta) * w - system @ rows))
+    size = float(torch.linalg.matrix_norm(system) * torch.linalg.matrix_norm(rows)) + (1 + beta) * float(w.norm())
+    return rows, 2 * (left + 8 * (max(w.shape) + 8) * verified.EPS * size)
+
+
+def _features(net: LRRN, method: str) -> float:
+    """Lipschitz constant of the features that the last layer reads."""
+    bound = bounds.paper if method in ("paper", "pairwise") else bounds.spectral
+    return float(bound(list(net.W)[:-1], net.beta[:-1]))
+
+
+def _read_out_rounding(net: LRRN) -> Tensor:
+    """Return the rounding of y_i = W_i z + b_i, and of what is done with it, per unit of (1 + |features|)."""
+    w, b = net.W[-1].detach().to(torch.float64), net.b[-1]
+    size = _lengths(w) + (0.0 if b is None else b.detach().to(torch.float64).abs())
+    return 4 * (w.shape[1] + 8) * verified.EPS * (1 + size)
+
+
+def _lengths(w: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(w, dim=1) * _UP + _LOST
+
+
+def _distances(w: Tensor) -> Tensor:
+    # the fast way by inner products cancels
+    return torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") * _UP + _LOST

@@ -1,0 +1,336 @@
+"""Local radii of many samples at once: the products' multipliers are fixed, the rest is a box QP whose Hessian they share.
+
+In the dual of a sample the multipliers of the products enter the quadratic part of the Lagrangian, the others its linear part
+only. With the former the same for all samples, the dual is a concave quadratic function of the latter, and all that
+differs between samples is its linear part and the bounds of the multipliers: the one problem that this package solves fast.
+Whatever the solver returns is turned into multipliers that are not negative, and what they give is proven afterwards: by one
+factorisation for all samples, and matrix products over the batch. docs/theory/local-radii.md has the argument.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from lrrn.bounds.multiplier import LARGEST, LEAST
+from lrrn.certificates.complementarity import FARTHEST, NEARLY, LocalProblem, Sample, Terms, local_problem, sought
+from lrrn.energy import LiftedEnergy
+from lrrn.linalg import verified
+from lrrn.linalg.blocks import BlockTridiagonal
+from lrrn.network import LRRN
+from lrrn.qp import BoxQP, row_norms
+from lrrn.runtime.lazy import lazy
+from lrrn.runtime.threads import one_thread
+from lrrn.solvers import solve
+
+SHARE = 0.97
+"""Of the largest multiple of the network's multipliers for which the Lagrangian has a minimum, what is taken."""
+RIDGE = 1e-9
+"""Added to the scaled Hessian's diagonal: more multipliers than dimensions leave it singular."""
+TOL, SWEEPS = 3e-4, 2000
+"""Of the solves. Any answer has a proof of its own; better ones hardly prove more."""
+FEW = 512
+"""Unknowns up to which solves may end with Newton's method; the Hessian is nearly singular, and many take long."""
+ROWS = 1024
+"""Samples at a time."""
+CACHE = 2**30
+"""Bytes of Hessians that are kept for later samples."""
+PAIRS = 0.05
+"""Labels share a Hessian as long as their pairs of outputs have at most this share of its unknowns."""
+
+
+@final
+class SharedForm:
+    """What all samples and all pairs of outputs share: the quadratic part of the Lagrangian for fixed multipliers of products.
+
+    Parameters
+    ----------
+    problem : LocalProblem
+        With at least one unit that can move.
+    """
+
+    def __init__(self, problem: LocalProblem) -> None:
+        self.problem = problem
+        h, root = problem.h, problem.root
+        scaled = problem.lam[:, None] * h
+        factor, info = torch.linalg.cholesky_ex((scaled + scaled.mT) / 2)
+        right = problem.lam[:, None] * root
+        top = float(torch.linalg.eigvalsh(right.mT @ torch.cholesky_solve(right, factor))[-1]) if int(info) == 0 else 0.0
+        # the form is positive definite for multiples below 4 / top
+        self.lam = problem.lam * (SHARE * 4 / top if top > 0 else 0.0)
+        scaled = self.lam[:, None] * h
+        self.half = self.lam[:, None] * root / 2
+        self.top_left = (scaled + scaled.mT) / 2
+        self.factor, info = torch.linalg.cholesky_ex(self.top_left - self.half @ self.half.mT)
+        largest = float(self.lam.abs().max()) if len(self.lam) else 1.0
+        self.floor = self._floor() if int(info) == 0 and LEAST < largest < LARGEST else 0.0
+        self.duals: dict[int, SharedDual] = {}
+
+    def _floor(self) -> float:
+        """Return a proven lower bound on the form's smallest eigenvalue, as stored; 0 if there is none."""
+        m, r = self.half.shape
+        matrix = torch.eye(m + r, dtype=self.half.dtype, device=self.half.device)
+        matrix[:m, :m] = self.top_left
+        matrix[m:, :m] = -self.half.mT
+        matrix[:m, m:] = -self.half
+        return verified.smallest_eigenvalue(BlockTridiagonal((matrix,), ()))
+
+    @lazy
+    def size(self) -> float:
+        """Frobenius norm of the form, and a little more."""
+        return 2 * (float(self.top_left.norm()) + 2 * float(self.half.norm()) + math.sqrt(self.half.shape[1]))
+
+    @lazy
+    def n_labels(self) -> int:
+        """How many labels have a dual in common: in a wide network all of them, in a narrow one each has its own."""
+        n_outputs = len(self.problem.c)
+        return max(1, min(n_outputs, int(PAIRS * 2 * len(self.lam)) // n_outputs))
+
+    def of(self, label: int) -> SharedDual:
+        """Return the dual for samples with a label; the last ones asked for are kept, as many as there is room for."""
+        group = label // self.n_labels
+        if group not in self.duals:
+            first = group * self.n_labels
+            new = SharedDual(self, range(first, min(first + self.n_labels, len(self.problem.c))))
+            while self.duals and (len(self.duals) + 1) * new.n_bytes > CACHE:
+                del self.duals[next(iter(self.duals))]
+            self.duals[group] = new
+        return self.duals[group]
+
+    def lower_bound(self, by_v: Tensor, by_u: Tensor, error: Tensor) -> Tensor:
+        """Return proven lower bounds on the form plus linear terms, over all v and u.
+
+        Parameters
+        ----------
+        by_v, by_u : Tensor of shape (n, m) and (n, r)
+            The linear terms.
+        error : Tensor of shape (n,)
+            In norm, what is not known of the whole as a quadratic form of (v, u, 1).
+        """
+        v = torch.cholesky_solve((by_v + by_u @ self.half.mT).mT, self.factor).mT / -2
+        u = v @ self.half - by_u / 2
+        # the gradient at (v, u), which would be zero without rounding; for any point within |p| of it, the form is at least
+        # its value here - |gradient| |p| + floor |p|^2
+        slope_v = 2 * (v @ self.top_left - u @ self.half.mT) + by_v
+        slope_u = 2 * (u - v @ self.half) + by_u
+        value = ((slope_v + by_v) * v).sum(-1) / 2 + ((slope_u + by_u) * u).sum(-1) / 2
+        far = row_norms(v) + row_norms(u)
+        size = self.size * far + row_norms(by_v) + row_norms(by_u)
+        rounding = 8 * (len(self.factor) + self.half.shape[1] + 8) * verified.EPS * size
+        steep = row_norms(slope_v) + row_norms(slope_u) + rounding + 2 * error * far
+        firm = self.floor - error
+        bound = value - rounding * far - error * (far.square() + 1) - steep.square() / (4 * firm)
+        return torch.where(firm > 0, bound - 8 * verified.EPS * bound.abs(), -math.inf)
+
+
+@final
+class SharedDual:
+    """The dual for samples of some labels and any other output, as a box QP.
+
+    Its unknowns are the first multiplier, an entry for each pair of a label and another output of which all but one are held at
+    zero, and the coefficients of v and of w in the Lagrangian; that of v in two parts where a unit has an upper bound.
+
+    Parameters
+    ----------
+    form : SharedForm
+    labels : range
+    """
+
+    def __init__(self, form: SharedForm, labels: range) -> None:
+        self.form, self.problem, self.labels = form, form.problem, labels
+        problem, half = form.problem, form.half
+        self.c, self.d = ((t[labels.start : labels.stop, None] - t).flatten(0, 1) for t in (problem.c, problem.d))
+        self.two = problem.two_sided.nonzero().squeeze(1)
+        m, r = problem.root.shape
+        unit = torch.eye(m, dtype=half.dtype, device=half.device)
+        lean = problem.h - form.lam[:, None] * problem.gram / 2
+        by_b = torch.cat([(self.c + self.d @ half.mT).mT, unit, unit[:, self.two], lean], 1)
+        by_u = torch.cat([self.d.mT, half.new_zeros((r, m + len(self.two))), -problem.root.mT], 1)
+        hessian = torch.addmm(by_u.mT @ by_u, by_b.mT, torch.cholesky_solve(by_b, form.factor)).div_(2)
+        # in units in which the diagonal is one; a label and itself are no pair, and their entry is held at zero
+        own = torch.arange(labels.start, labels.stop)
+        itself = self.pair(own, own)
+        self.scale = hessian.diagonal().clamp(min=1e-300).rsqrt()
+        self.scale[itself] = 1.0
+        hessian.mul_(self.scale).mul_(self.scale[:, None])
+        hessian = (hessian + hessian.mT).div_(2)
+        hessian.diagonal().add_(RIDGE)
+        hessian[itself, itself] = 1.0
+        self.hessian = BlockTridiagonal((hessian,), ())
+        self.sizes = [len(self.c), m, len(self.two), m]
+
+    def pair(self, label: Tensor, rival: Tensor) -> Tensor:
+        """Return the numbers of pairs of a label and another output."""
+        return (label - self.labels.start) * len(self.problem.c) + rival
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the Hessian, and of what solvers make of it."""
+        return 2 * self.hessian.diag[0].numel() * self.hessian.diag[0].element_size()
+
+    def proven(self, sample: Sample, pair: Tensor, lead: Tensor) -> Tensor:
+        """Return proven lower bounds on the squared norm of a perturbation that closes the lead.
+
+        Parameters
+        ----------
+        sample : Sample
+            Several.
+        pair : int64 Tensor of shape (n,)
+            The labels and the outputs that would take the lead.
+        lead : Tensor of shape (n,)
+            What they would have to make up for, above zero.
+        """
+        return self._proven(sample, pair, lead, self.terms(sample, pair, lead))
+
+    def terms(self, sample: Sample, pair: Tensor, lead: Tensor) -> Terms:
+        """Return the best multipliers with these products, as far as the solver gets."""
+        lam, two = self.form.lam, self.two
+        chosen = torch.nn.functional.one_hot(pair, len(self.c)).to(lam)
+        infinite = torch.full_like(sample.low, math.inf)
+        least = torch.where(self.problem.two_sided, -lam * sample.room, -infinite)
+        none = torch.zeros_like(sample.low[:, two])
+        q = torch.cat([chosen * lead[:, None], sample.low, -sample.room[:, two], sample.slack], 1) * self.scale
+        lo = torch.cat([torch.zeros_like(chosen), -infinite, none, least], 1)
+        open_ = torch.where(chosen > 0, math.inf, chosen)
+        hi = torch.cat([open_, lam * sample.slack, infinite[:, two], lam * sample.low], 1)
+        # the whole is proportional to q and the bounds: tolerances are relative to one
+        size = row_norms(q).clamp(min=1e-300)[:, None]
+        hi = torch.maximum(lo, hi / self.scale / size)
+        qp = BoxQP(self.hessian, q / size, lo / self.scale / size, hi)
+        found = solve(qp, solver="auto" if qp.dim <= FEW else "accelerated", tol=TOL, max_sweeps=SWEEPS).z
+        first, of_v, more, of_w = (found * self.scale * size).split(self.sizes, 1)
+        return self._signed(sample, first.gather(1, pair[:, None])[:, 0], of_v, more, of_w)
+
+    def _signed(self, sample: Sample, sigma: Tensor, of_v: Tensor, more: Tensor, of_w: Tensor) -> Terms:
+        """Turn coefficients into multipliers of conditions, none of them negative."""
+        lam, two, sides = self.form.lam, self.two, self.problem.two_sided
+        width = (sample.low + sample.room).clamp(min=1e-300)
+        low = torch.where(sides, ((of_w + lam * sample.room) / width).clamp(min=0.0).minimum(lam), lam)
+        return Terms(
+            sigma.clamp(min=0.0),
+            low,
+            (lam - low).clamp(min=0.0),
+            (lam * sample.slack - of_v).clamp(min=0.0),
+            torch.zeros_like(low).index_copy(1, two, more.clamp(min=0.0)),
+            torch.where(sides, 0.0, (lam * sample.low - of_w).clamp(min=0.0)),
+        )
+
+    def _proven(self, sample: Sample, pair: Tensor, lead: Tensor, terms: Terms) -> Tensor:
+        problem, c, d = self.problem, self.c[pair], self.d[pair]
+        of_v, of_w = terms.slopes(sample)
+        sigma = terms.sigma[:, None]
+        by_v, by_u = sigma * c + of_v + of_w @ problem.h, sigma * d - of_w @ problem.root
+        error = terms.error(problem, sample, c, d, lead)
+        constant = terms.constant(sample, lead)
+        return self.form.lower_bound(by_v, by_u, error) + constant - 8 * verified.EPS * constant.abs()
+
+
+def shared_radii(
+    form: SharedForm,
+    z: Tensor,
+    g: Tensor,
+    g_error: Tensor,
+    best: Tensor,
+    leads: Tensor,
+    rates: Tensor,
+    enough: float = math.inf,
+) -> Tensor:
+    """Return proven radii, at least what the global constants give.
+
+    Parameters
+    ----------
+    form : SharedForm
+    z, g : Tensor of shape (n, dim)
+        Activations and slack as computed.
+    g_error : Tensor of shape (n,)
+        Bounds on the norm of the rounding made in computing ``g``.
+    best : int64 Tensor of shape (n,)
+        The predicted outputs.
+    leads : Tensor of shape (n, d_L)
+        By how much they lead each other output, errors taken off.
+    rates : Tensor of shape (n, d_L, 2)
+        For each other output: the proven global constant of the difference, and what the errors of a later solve add to it.
+    enough : float, optional
+        Nothing is gained beyond this radius.
+
+    Returns
+    -------
+    float64 Tensor of shape (n,)
+    """
+    problem = form.problem
+    best, leads, rates = (t.to(problem.device) for t in (best, leads, rates))
+    known = (leads / rates.sum(-1)).scatter(1, best[:, None], math.inf)
+    radius = known.amin(1)
+    look = (radius > 0) & (radius < enough) & radius.isfinite()
+    if len(problem.lam) == 0 or not (problem.mu > 0 and form.floor > 0):
+        return radius
+    group = best // form.n_labels
+    for number in group[look].unique().tolist():
+        for rows in (look & (group == number)).nonzero().squeeze(1).split(ROWS):
+            sample, dual = problem.sample(z[rows], g[rows], g_error[rows]), form.of(number * form.n_labels)
+            radius[rows] = _of_labels(dual, sample, best[rows], known[rows], leads[rows], rates[rows, :, 1], enough)
+    return radius
+
+
+def _of_labels(
+    dual: SharedDual, sample: Sample, label: Tensor, known: Tensor, leads: Tensor, extra: Tensor, enough: float
+) -> Tensor:
+    """Go through the other outputs, for each sample in the order of what is known, as far as they can make a difference."""
+    read_out = dual.problem.read_out
+    values, order = known.sort(1)
+    nearest = torch.full_like(values[:, 0], math.inf)
+    for k in range(len(read_out) - 1):
+        value, rival = values[:, k], order[:, k]
+        closer = value < nearest.clamp(max=enough)
+        nearest = torch.where(closer, nearest, torch.minimum(nearest, value))
+        rows = closer.nonzero().squeeze(1)
+        if len(rows) == 0:
+            break
+        pick = rows, rival[rows]
+        lead = leads[pick]
+        drift = row_norms(read_out[label[rows]] - read_out[rival[rows]]) * sample.drift[rows]
+        ceiling = nearest[rows].clamp(max=enough * (1 + 1e-6)).minimum(FARTHEST * value[rows])
+        pair = dual.pair(label[rows], rival[rows])
+        proven = _raised(dual, sample.take(rows), pair, value[rows], lead, extra[pick], drift, ceiling)
+        nearest[rows] = torch.minimum(nearest[rows], proven)
+    return nearest
+
+
+def _raised(
+    dual: SharedDual,
+    sample: Sample,
+    pair: Tensor,
+    radius: Tensor,
+    lead: Tensor,
+    extra: Tensor,
+    drift: Tensor,
+    ceiling: Tensor,
+) -> Tensor:
+    """Return proven radii of one pair a sample, at least the known ones; where what was sought is reached, more is sought."""
+    radius, rows = radius.clone(), torch.arange(len(radius), device=radius.device)
+    while len(rows):
+        most, left = sought(radius[rows], lead[rows], extra[rows], ceiling[rows])
+        left = left - drift[rows]
+        square = dual.proven(sample.take(rows), pair[rows], left.clamp(min=1e-300))
+        # what is not a number proves nothing, and of a number that small underflow may have taken too much
+        proven = torch.minimum(torch.where((left > 0) & (square > LEAST**2), square, 0.0).sqrt(), most) * (1 - 1e-15)
+        radius[rows] = torch.maximum(radius[rows], proven)
+        rows = rows[(proven >= most * NEARLY) & (most < ceiling[rows])]
+    return radius
+
+
+_known: WeakKeyDictionary[LiftedEnergy, SharedForm] = WeakKeyDictionary()
+
+
+def shared_form(net: LRRN) -> SharedForm:
+    """Return what the network's samples share, set up once for given parameters."""
+    energy = net.energy_snapshot(torch.float64)
+    if energy not in _known:
+        problem = local_problem(net)
+        with one_thread():
+            _known[energy] = SharedForm(problem)
+    return _known[energy]

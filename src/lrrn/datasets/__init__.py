@@ -1,0 +1,8 @@
+"""From names and files to rows: scikit-learn's digits, the MNIST family, users' own tables."""
+
+from lrrn.datasets.catalogue import FILES, FOLDERS, NAMES, PREFIX, find, load
+from lrrn.datasets.idx import read_idx
+from lrrn.datasets.rows import DataError
+from lrrn.datasets.tables import TABLES, open_table, read_table
+
+__all__ = ["FILES", "FOLDERS", "NAMES", "PREFIX", "TABLES", "DataError", "find", "load", "open_table", "read_idx", "read_table"]

@@ -1,0 +1,234 @@
+"""Coordinate-descent kernel for the CPU: arrays in, arrays out.
+
+Samples sit side by side in lanes; units are visited in panels of ``PANEL`` within a layer, each layer padded to whole panels.
+Inside a panel each unit sees the steps of those before it (plain Gauss-Seidel order); the rest of the gradient then gets the
+panel's steps in one pass, skipped where no lane moved. A lane whose sample has converged is refilled with the next one, and
+every lane's arithmetic is its own, so what a call makes of a sample does not depend on the samples around it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lrrn.kernels.cpu.compiled import kernel
+from lrrn.kernels.cpu.vector_sweep import PANEL, multiply_panel, squared_residuals, sweep_panel
+
+
+@kernel
+def fill_panels(panels: Any, at: int, below: Any, block: Any, above: Any) -> int:
+    """Write one layer's panels from position ``at`` on; return the position after them.
+
+    ``below`` is H[k, k-1] of shape (d, d_below), ``block`` H[k, k], ``above`` H[k+1, k] of shape (d_above, d). A panel has a
+    row for every unit of the three layers, each layer padded to whole panels; ``panels`` is zero where there is no unit.
+    """
+    width, n_below = block.shape[0], below.shape[1]
+    for j0 in range(0, width, PANEL):
+        units = min(PANEL, width - j0)
+        for i in range(units):
+            row = below[j0 + i]
+            for m in range(n_below):
+                panels[at + m * PANEL + i] = row[m]
+        at += -(-n_below // PANEL) * PANEL * PANEL
+        at = _fill_rows(panels, at, block, j0, units)
+        at = _fill_rows(panels, at, above, j0, units)
+    return at
+
+
+@kernel
+def _fill_rows(panels: Any, at: int, rows: Any, j0: int, units: int) -> int:
+    """Write ``units`` columns of some rows, from column ``j0`` on; return the position after them, padded to whole panels."""
+    for m in range(rows.shape[0]):
+        row, target = rows[m, j0:], panels[at + m * PANEL :]
+        if units == PANEL:
+            # a fixed length, so that it is one vector
+            for i in range(PANEL):
+                target[i] = row[i]
+        else:
+            for i in range(units):
+                target[i] = row[i]
+    return at + -(-rows.shape[0] // PANEL) * PANEL * PANEL
+
+
+@kernel
+def invert_diagonal(inverse_diagonal: Any, unit: int, block: Any) -> int:
+    """Write one layer's part from padded unit ``unit`` on; return the padded unit after it."""
+    for j in range(block.shape[0]):
+        inverse_diagonal[unit + j] = 1 / block[j, j]
+    return unit + -(-block.shape[0] // PANEL) * PANEL
+
+
+@kernel
+def _fill_lane(s: int, i: int, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
+    """Put a sample into a lane; bounds that all samples share are there already."""
+    for j in range(place.shape[0]):
+        m = place[j]
+        zs[m, s] = z[i, j]
+        gs[m, s] = g[i, j]
+    if lo.shape[0] > 1:
+        for j in range(place.shape[0]):
+            m = place[j]
+            los[m, s] = lo[i, j]
+            his[m, s] = hi[i, j]
+
+
+@kernel
+def _fill_bounds(lanes: int, place: Any, lo: Any, hi: Any, los: Any, his: Any) -> None:
+    """Put bounds that all samples share into every lane."""
+    for j in range(place.shape[0]):
+        m = place[j]
+        for s in range(lanes):
+            los[m, s] = lo[0, j]
+            his[m, s] = hi[0, j]
+
+
+@kernel
+def _fill_correction(
+    s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any
+) -> None:
+    """Put the problem of what is to be added to ``z``, in units of ``unit``, into a lane."""
+    row = 0 if lo.shape[0] == 1 else i
+    scale = 1 / unit
+    for j in range(place.shape[0]):
+        m = place[j]
+        zs[m, s] = 0
+        gs[m, s] = g[i, j] * scale
+        los[m, s] = (lo[row, j] - z[i, j]) * scale
+        his[m, s] = (hi[row, j] - z[i, j]) * scale
+
+
+@kernel
+def _begin(
+    s: int, i: int, unit: Any, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any
+) -> None:
+    """Put a sample, or the problem of its correction, into a lane."""
+    if unit.shape[0] > 0:
+        _fill_correction(s, i, unit[i], place, lo, hi, z, g, zs, gs, los, his)
+    else:
+        _fill_lane(s, i, place, lo, hi, z, g, zs, gs, los, his)
+
+
+@kernel
+def _add_correction(s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z: Any, zs: Any, los: Any, his: Any) -> None:
+    """Add a lane's answer to ``z``; what reached a bound gets the bound itself."""
+    row = 0 if lo.shape[0] == 1 else i
+    for j in range(place.shape[0]):
+        m = place[j]
+        if zs[m, s] == los[m, s]:
+            z[i, j] = lo[row, j]
+        elif zs[m, s] == his[m, s]:
+            z[i, j] = hi[row, j]
+        else:
+            z[i, j] = min(max(z[i, j] + unit * zs[m, s], lo[row, j]), hi[row, j])
+
+
+@kernel
+def descend(
+    panels: Any,  # (total,): the Hessian, panel by panel
+    layout: Any,  # (n_panels, 4) int64: offset in panels, first unit, first row, number of rows; in padded numbers
+    inverse_diagonal: Any,  # (padded,)
+    place: Any,  # (dim,) int64: padded number of each unit
+    lanes: int,
+    lo: Any,  # (1 or n, dim)
+    hi: Any,  # (1 or n, dim)
+    threshold: Any,  # (n,) float64: stop when the squared KKT residual is at most this, in the unit's square if there is one
+    max_sweeps: int,
+    unit: Any,  # (n,) float64: sweep on what is to be added to z, in these units and in the panels' type; empty: on z itself
+    z: Any,  # (n, dim), in and out
+    g: Any,  # (n, dim): H z - q; out: likewise, with the rounding of every step on the way, unless there are units
+    used: Any,  # (n,) int64, out: sweeps spent
+) -> None:
+    """Sweep until every sample has converged, became non-finite or had ``max_sweeps`` sweeps.
+
+    A correction that does not lessen the residual, or is not finite, is dropped.
+    """
+    n, dim = z.shape
+    padded = inverse_diagonal.shape[0]
+    zs = np.zeros((padded, lanes), panels.dtype)
+    gs = np.zeros((padded, lanes), panels.dtype)
+    los = np.zeros((padded, lanes), panels.dtype)
+    his = np.zeros((padded, lanes), panels.dtype)
+    corrects = unit.shape[0] > 0
+    if lo.shape[0] == 1 and not corrects:
+        _fill_bounds(lanes, place, lo, hi, los, his)
+    residual = np.zeros(lanes, np.float64)
+    sample = np.full(lanes, -1, np.int64)
+    count = np.zeros(lanes, np.int64)
+    following = 0
+    for s in range(min(lanes, n)):
+        sample[s] = following
+        _begin(s, following, unit, place, lo, hi, z, g, zs, gs, los, his)
+        following += 1
+    busy = following
+    while busy > 0:
+        for p in range(layout.shape[0]):
+            sweep_panel(zs, gs, los, his, inverse_diagonal, panels, layout[p, 0], layout[p, 1], layout[p, 2], layout[p, 3])
+        squared_residuals(zs, gs, los, his, residual)
+        for s in range(lanes):
+            i = sample[s]
+            if i < 0:
+                continue
+            count[s] += 1
+            if residual[s] > threshold[i] and residual[s] < np.inf and count[s] < max_sweeps:
+                continue
+            used[i] = count[s]
+            if corrects and residual[s] <= 1:
+                _add_correction(s, i, unit[i], place, lo, hi, z, zs, los, his)
+            elif not corrects:
+                for j in range(dim):
+                    m = place[j]
+                    z[i, j] = zs[m, s]
+                    g[i, j] = gs[m, s]
+            if following < n:
+                sample[s] = following
+                count[s] = 0
+                _begin(s, following, unit, place, lo, hi, z, g, zs, gs, los, his)
+                following += 1
+            else:
+                sample[s] = -1
+                busy -= 1
+                for m in range(padded):
+                    gs[m, s] = 0
+                    los[m, s] = zs[m, s]
+                    his[m, s] = zs[m, s]
+
+
+@kernel
+def residuals(
+    panels: Any,
+    layout: Any,
+    inverse_diagonal: Any,
+    place: Any,
+    lanes: int,
+    lo: Any,  # (1 or n, dim)
+    hi: Any,  # (1 or n, dim)
+    q: Any,  # (n, dim)
+    z: Any,  # (n, dim)
+    g: Any,  # (n, dim), out: H z - q
+    norms: Any,  # (n,) float64, out: norm of the KKT residual
+) -> None:
+    """Compute gradients and residuals from scratch; the first arguments are those of :func:`descend`."""
+    n, dim = z.shape
+    padded = inverse_diagonal.shape[0]
+    zs = np.zeros((padded, lanes), z.dtype)
+    gs = np.zeros((padded, lanes), z.dtype)
+    los = np.zeros((padded, lanes), z.dtype)
+    his = np.zeros((padded, lanes), z.dtype)
+    squares = np.zeros(lanes, np.float64)
+    if lo.shape[0] == 1:
+        _fill_bounds(lanes, place, lo, hi, los, his)
+    for start in range(0, n, lanes):
+        count = min(lanes, n - start)
+        for s in range(count):
+            _fill_lane(s, start + s, place, lo, hi, z, q, zs, gs, los, his)
+        for m in range(padded):
+            for s in range(lanes):
+                gs[m, s] = -gs[m, s]
+        for p in range(layout.shape[0]):
+            multiply_panel(zs, gs, panels, layout[p, 0], layout[p, 1], layout[p, 2], layout[p, 3])
+        squared_residuals(zs, gs, los, his, squares)
+        for s in range(count):
+            norms[start + s] = np.sqrt(squares[s])
+            for j in range(dim):
+                g[start + s, j] = gs[place[j], s]

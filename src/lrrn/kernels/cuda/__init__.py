@@ -1,0 +1,1 @@
+"""Kernels for CUDA devices, compiled by Triton."""

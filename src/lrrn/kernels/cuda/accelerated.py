@@ -1,0 +1,381 @@
+"""The kernels of :mod:`lrrn.solvers.half_precision`.
+
+Arrays in, arrays out. Units are scaled: A is the Hessian in them, with a unit diagonal where samples stay on chip.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _largest(b, times, ratio):
+    """Return the largest eigenvalue of a positive semidefinite matrix by its powers, up to a part in 200.
+
+    With P = B^(2^(times - 1)), it is at most |P^2|_F^(1/2^times), which is returned for ``ratio`` 0, and at least
+    (|P^2|_F / |P|_F)^(1/2^(times - 1)), which is returned for 1; between them is their weighted geometric mean.
+    """
+    size = tl.maximum(tl.sqrt(tl.sum(b * b)), 1e-30)
+    logarithm = tl.log(size)
+    weight = 1.0
+    for _ in range(times):
+        half = (b / size).to(tl.float16)
+        b = tl.dot(half, half)
+        weight = weight / 2
+        size = tl.maximum(tl.sqrt(tl.sum(b * b)), 1e-30)
+        logarithm += weight * tl.log(size)
+    return tl.exp(logarithm + ratio * weight * tl.log(size))
+
+
+@triton.jit
+def halve(h, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH: tl.constexpr):
+    """Write what the sweeps read of a Hessian; rows and columns from ``dim`` on become those of the identity.
+
+    ``up`` and ``down`` are how often to square for the largest and for the smallest eigenvalue. Half precision will do for
+    that: what it loses in a squaring is halved with every one before it.
+    """
+    units = tl.arange(0, WIDTH)
+    same = units[:, None] == units[None, :]
+    outside = same & (units[:, None] >= dim)
+    h = tl.where(outside, 1.0, h)
+    # of a symmetric matrix, so that neither vector has to change its layout
+    across = 1 / tl.sqrt(tl.sum(tl.where(same, h, 0.0), axis=0))
+    along = 1 / tl.sqrt(tl.sum(tl.where(same, h, 0.0), axis=1))
+    a = h * along[:, None] * across[None, :]
+    square = units[:, None] * WIDTH + units[None, :]
+    high = a.to(tl.float16)
+    tl.store(unit_ptr + units, across.to(tl.float32), mask=units < dim)
+    tl.store(high_ptr + square, high)
+    tl.store(low_ptr + square, (a - high.to(a.dtype)).to(tl.float16))
+    b = a.to(tl.float32)
+    largest = _largest(b, up, 0.0) * (1 + 5e-3)
+    # a step length needs a bound, momentum an estimate, and halfway between both bounds is worth a squaring or two
+    smallest = tl.maximum(largest - _largest(tl.where(same, largest, 0.0) - b, down, 0.5), 0.0) + 1e-4 * largest
+    root = tl.sqrt(smallest / largest)
+    tl.store(move_ptr + square, (tl.where(same, 1.0, 0.0) - b / largest).to(tl.float16))
+    tl.store(rates_ptr, 1 / largest)
+    tl.store(rates_ptr + 1, (1 - root) / (1 + root))
+
+
+@triton.jit
+def prepare(h_ptr, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH: tl.constexpr):
+    """Turn a Hessian of shape (dim, dim) into what :func:`sweep` reads, in one program; see :func:`halve`."""
+    units = tl.arange(0, WIDTH)
+    inside = (units[:, None] < dim) & (units[None, :] < dim)
+    h = tl.load(h_ptr + units[:, None] * dim + units[None, :], mask=inside, other=0.0).to(tl.float64)
+    halve(h, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH)
+
+
+@triton.jit
+def slope(z, q, high_ptr, low_ptr, square):
+    """Return A z - q for a tile of samples, A and z each taken as the sum of two halves; three of the four products count."""
+    largest = tl.max(tl.abs(z), axis=1)
+    shrink = tl.where(largest > 0, largest, 1.0)[:, None]
+    scaled = z / shrink
+    z_high = scaled.to(tl.float16)
+    z_low = (scaled - z_high.to(tl.float32)).to(tl.float16)
+    high = tl.load(high_ptr + square)
+    product = tl.dot(z_high, high) + tl.dot(z_low, high) + tl.dot(z_high, tl.load(low_ptr + square))
+    return product * shrink - q
+
+
+@triton.jit
+def refine(
+    z, q, lo, hi, high_ptr, low_ptr, move_ptr, rates_ptr, square, rounds, steps, WIDTH: tl.constexpr, TILE: tl.constexpr
+):
+    """Improve a tile of samples by rounds of accelerated projected gradient steps on their corrections.
+
+    A round computes the gradient, scales the correction to the size of a projected step, and takes ``steps`` steps
+    e <- clip(y M + c), M = I - A / L, with a constant momentum. A sample whose correction is not finite keeps what it had.
+    """
+    inverse = tl.load(rates_ptr)
+    momentum = tl.load(rates_ptr + 1)
+    # most solves begin at zero, where no product is needed
+    away = tl.max(tl.max(tl.abs(z), axis=1), axis=0) > 0
+    for _ in range(rounds):
+        g = -q
+        if away:
+            g = slope(z, q, high_ptr, low_ptr, square)
+        away = True
+        step = tl.minimum(tl.maximum(z - g * inverse, lo), hi) - z
+        size = tl.max(tl.abs(step), axis=1)
+        size = tl.where(size > 0, size, 1.0)[:, None]
+        c = -g * inverse / size
+        down = (lo - z) / size
+        up = (hi - z) / size
+        e = tl.zeros((TILE, WIDTH), dtype=tl.float32)
+        y = e
+        move = tl.load(move_ptr + square)
+        for _ in range(steps):
+            new = tl.minimum(tl.maximum(tl.dot(y.to(tl.float16), move) + c, down), up)
+            y = new + momentum * (new - e)
+            e = new
+        # what is on a bound must be so to the last bit, or its slope counts as a residual; a device's divisions are not exact
+        after = tl.minimum(tl.maximum(z + size * e, lo), hi)
+        after = tl.where(e <= down, lo, tl.where(e >= up, hi, after))
+        fine = tl.max(tl.where(tl.abs(after) < 3e38, 0, 1), axis=1) == 0
+        z = tl.where(fine[:, None], after, z)
+    return z
+
+
+@triton.jit
+def kkt_norm(z, g, lo, hi, inside):
+    """Return the norm of the KKT residual of each sample of a tile."""
+    held = ((z <= lo) & (g > 0)) | ((z >= hi) & (g < 0)) | (inside == 0)
+    return tl.sqrt(tl.sum(tl.where(held, 0.0, g * g), axis=1))
+
+
+@triton.jit
+def sweep(
+    q_ptr,
+    z_ptr,
+    lo_ptr,
+    hi_ptr,
+    unit_ptr,
+    high_ptr,
+    low_ptr,
+    move_ptr,
+    rates_ptr,
+    g_ptr,
+    residual_ptr,
+    spent_ptr,
+    n,
+    dim,
+    lo_stride,
+    hi_stride,
+    rounds,
+    steps,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    CHECK: tl.constexpr,
+):
+    """Improve z by rounds of :func:`refine`, and write how many steps there were; a tile of samples stays on chip.
+
+    ``unit_ptr`` holds diag(H)^-1/2, ``high_ptr`` and ``low_ptr`` the halves of A, ``move_ptr`` I - A / L, and ``rates_ptr``
+    1 / L and the momentum. The width is padded to a power of two. With ``CHECK``, H z - q and the norm of the KKT residual are
+    computed for the answer, again from halves: the product that is left out is below the last place of float32.
+    """
+    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    units = tl.arange(0, WIDTH)
+    inside = (rows[:, None] < n) & (units[None, :] < dim)
+    place = rows[:, None].to(tl.int64) * dim + units[None, :]
+    unit = tl.load(unit_ptr + units, mask=units < dim, other=1.0)[None, :]
+    q = tl.load(q_ptr + place, mask=inside, other=0.0) * unit
+    z = tl.load(z_ptr + place, mask=inside, other=0.0) / unit
+    floor = tl.load(lo_ptr + rows[:, None].to(tl.int64) * lo_stride + units[None, :], mask=inside, other=0.0)
+    ceiling = tl.load(hi_ptr + rows[:, None].to(tl.int64) * hi_stride + units[None, :], mask=inside, other=0.0)
+    lo = floor / unit
+    hi = ceiling / unit
+    square = units[:, None] * WIDTH + units[None, :]
+    z = refine(z, q, lo, hi, high_ptr, low_ptr, move_ptr, rates_ptr, square, rounds, steps, WIDTH, TILE)
+    # what is on a bound must be so to the last bit
+    out = tl.minimum(tl.maximum(z * unit, floor), ceiling)
+    out = tl.where(z <= lo, floor, tl.where(z >= hi, ceiling, out))
+    tl.store(z_ptr + place, out, mask=inside)
+    tl.store(spent_ptr + rows, tl.zeros((TILE,), tl.int64) + rounds * steps, mask=rows < n)
+    if CHECK:
+        g = slope(out / unit, q, high_ptr, low_ptr, square) / unit
+        tl.store(g_ptr + place, g, mask=inside)
+        tl.store(residual_ptr + rows, kkt_norm(out, g, floor, ceiling, inside), mask=rows < n)
+
+
+@triton.jit
+def this_row(dim, WIDTH: tl.constexpr):
+    """Return the program's sample, its units with those added to fill a power of two, which of them exist, and their places."""
+    row = tl.program_id(0).to(tl.int64)
+    units = tl.arange(0, WIDTH)
+    return row, units, units < dim, row * dim + units
+
+
+@triton.jit
+def is_finite(v):
+    """Whether no number of a row is infinite or none."""
+    return tl.max(tl.where(tl.abs(v) < float("inf"), 0, 1)) == 0
+
+
+@triton.jit
+def size_of(v):
+    """Return the largest number of a row without its sign, or 1 if that is 0 or not finite: what a row can be divided by."""
+    most = tl.max(tl.abs(v))
+    return tl.where((most > 0) & (most < float("inf")), most, 1.0)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def begin_relax(
+    z_ptr, g_ptr, lo_ptr, hi_ptr, unit_ptr, inverse_ptr, lead_ptr, push_ptr, down_ptr, up_ptr, here_ptr, ahead_ptr, size_ptr,
+    dim, lo_stride, hi_stride, farthest, LEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Scale the correction of one sample to the size of a projected step, and write what :func:`relax` reads.
+
+    ``lead_ptr`` holds how far its point ahead is ahead, in scaled units; it is read with ``LEADS`` only.
+    """
+    row, units, inside, place = this_row(dim, WIDTH)
+    unit = tl.load(unit_ptr + units, mask=inside, other=1.0)
+    z = tl.load(z_ptr + place, mask=inside, other=0.0)
+    slope = tl.load(g_ptr + place, mask=inside, other=0.0) * (unit * tl.load(inverse_ptr))
+    down = (tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0) - z) / unit
+    up = (tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0) - z) / unit
+    size = size_of(tl.minimum(tl.maximum(-slope, down), up))
+    ahead = tl.zeros((WIDTH,), dtype=tl.float32)
+    if LEADS:
+        ahead = (tl.load(lead_ptr + place, mask=inside, other=0.0) / size).to(tl.float32)
+    tl.store(push_ptr + place, (-slope / size).to(tl.float32), mask=inside)
+    tl.store(down_ptr + place, (down / size).to(tl.float32), mask=inside)
+    tl.store(up_ptr + place, (up / size).to(tl.float32), mask=inside)
+    tl.store(here_ptr + place, tl.zeros((WIDTH,), dtype=tl.float32), mask=inside)
+    tl.store(ahead_ptr + place, tl.minimum(tl.maximum(ahead, -farthest), farthest).to(tl.float16), mask=inside)
+    tl.store(size_ptr + row, size)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def end_relax(
+    z_ptr, lo_ptr, hi_ptr, unit_ptr, lead_ptr, t_ptr, down_ptr, up_ptr, here_ptr, ahead_ptr, size_ptr,
+    dim, lo_stride, hi_stride, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Add the correction of one sample to z, and keep its momentum; if it is not finite, z stays and momentum begins anew."""
+    row, units, inside, place = this_row(dim, WIDTH)
+    z = tl.load(z_ptr + place, mask=inside, other=0.0)
+    lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
+    hi = tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0)
+    here = tl.load(here_ptr + place, mask=inside, other=0.0)
+    size = tl.load(size_ptr + row)
+    moved = z + here * (size * tl.load(unit_ptr + units, mask=inside, other=0.0))
+    # what is on a bound must be so to the last bit
+    moved = tl.minimum(tl.maximum(moved, lo), hi)
+    moved = tl.where(here <= tl.load(down_ptr + place, mask=inside, other=-1.0), lo, moved)
+    moved = tl.where(here >= tl.load(up_ptr + place, mask=inside, other=1.0), hi, moved)
+    fine = is_finite(moved)
+    lead = (tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32) - here) * size
+    tl.store(z_ptr + place, tl.where(fine, moved, z), mask=inside)
+    tl.store(lead_ptr + place, tl.where(fine, lead, 0.0), mask=inside)
+    tl.store(t_ptr + row, tl.where(fine, tl.load(t_ptr + row), 1.0))
+
+
+@triton.jit(do_not_specialize=["dim"])
+def relax(
+    product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, most_ptr, dim, farthest,
+    CAPPED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Finish a step for one sample, given y A / L for its point y ahead: e <- clip(y - y A / L + push), and momentum.
+
+    Momentum restarts where it points uphill. ``t_ptr`` holds its state, one number a sample; ``most_ptr``, read with ``CAPPED``
+    only, the most that it may be.
+    """
+    row, _, inside, place = this_row(dim, WIDTH)
+    ahead = tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    product = tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    push = tl.load(push_ptr + place, mask=inside, other=0.0)
+    down = tl.load(down_ptr + place, mask=inside, other=0.0)
+    up = tl.load(up_ptr + place, mask=inside, other=0.0)
+    here = tl.load(here_ptr + place, mask=inside, other=0.0)
+    new = tl.minimum(tl.maximum(ahead - product + push, down), up)
+    move = new - here
+    uphill = tl.sum((ahead - new) * move) > 0
+    t = tl.load(t_ptr + row)
+    t_new = tl.where(uphill, 1.0, 0.5 * (1 + tl.sqrt(1 + 4 * t * t)))
+    weight = tl.where(uphill, 0.0, (t - 1) / t_new)
+    if CAPPED:
+        weight = tl.minimum(weight, tl.load(most_ptr))
+    next = tl.minimum(tl.maximum(new + weight * move, -farthest), farthest)
+    tl.store(here_ptr + place, new, mask=inside)
+    tl.store(ahead_ptr + place, next.to(tl.float16), mask=inside)
+    tl.store(t_ptr + row, t_new)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def begin_conjugate(
+    g_ptr, lo_ptr, hi_ptr, unit_ptr, inverse_ptr, kept_ptr, half_ptr, direction_ptr, left_ptr, moved_ptr, mask_ptr, state_ptr,
+    size_ptr, dim, lo_stride, hi_stride, KEPT: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Scale what is left of the right-hand side of one sample to the size one, and write what :func:`conjugate` reads.
+
+    ``kept_ptr`` holds the direction of the last call; it is read with ``KEPT`` only.
+    """
+    row, units, inside, place = this_row(dim, WIDTH)
+    lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
+    hi = tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0)
+    free = inside & (lo < hi)
+    unit = tl.load(unit_ptr + units, mask=inside, other=0.0)
+    left = tl.where(free, -tl.load(g_ptr + place, mask=inside, other=0.0) * (unit * tl.load(inverse_ptr)), 0.0)
+    size = size_of(left)
+    left = (left / size).to(tl.float32)
+    direction = left
+    if KEPT:
+        direction = (tl.load(kept_ptr + place, mask=inside, other=0.0) / size).to(tl.float32)
+    shrink = size_of(direction)
+    tl.store(left_ptr + place, left, mask=inside)
+    tl.store(direction_ptr + place, direction, mask=inside)
+    tl.store(half_ptr + place, (direction / shrink).to(tl.float16), mask=inside)
+    tl.store(moved_ptr + place, tl.zeros((WIDTH,), dtype=tl.float32), mask=inside)
+    tl.store(mask_ptr + place, free.to(tl.int8), mask=inside)
+    tl.store(state_ptr + 2 * row, tl.sum(left * left))
+    tl.store(state_ptr + 2 * row + 1, shrink)
+    tl.store(size_ptr + row, size)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def end_conjugate(
+    z_ptr, unit_ptr, kept_ptr, direction_ptr, moved_ptr, size_ptr, dim, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Add the correction of one sample to z, and keep its direction; where it is not finite, z stays and nothing is kept."""
+    row, units, inside, place = this_row(dim, WIDTH)
+    z = tl.load(z_ptr + place, mask=inside, other=0.0)
+    size = tl.load(size_ptr + row)
+    unit = tl.load(unit_ptr + units, mask=inside, other=0.0)
+    after = z + tl.load(moved_ptr + place, mask=inside, other=0.0) * (size * unit)
+    fine = is_finite(after)
+    direction = tl.load(direction_ptr + place, mask=inside, other=0.0) * size
+    tl.store(z_ptr + place, tl.where(fine, after, z), mask=inside)
+    tl.store(kept_ptr + place, tl.where(fine, direction, 0.0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def judge(z_ptr, q_ptr, lo_ptr, hi_ptr, g_ptr, residual_ptr, dim, lo_stride, hi_stride, WIDTH: tl.constexpr):
+    """Turn H z of one sample, in ``g_ptr``, into H z - q, and write the norm of the KKT residual, in float64."""
+    row, units, inside, place = this_row(dim, WIDTH)
+    z = tl.load(z_ptr + place, mask=inside, other=0.0)
+    lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
+    hi = tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0)
+    g = tl.load(g_ptr + place, mask=inside, other=0.0) - tl.load(q_ptr + place, mask=inside, other=0.0)
+    tl.store(g_ptr + place, g, mask=inside)
+    # a slope that is no number is not held by a bound
+    held = ((z <= lo) & (g >= 0)) | ((z >= hi) & (g <= 0))
+    left = tl.where(held, 0.0, g).to(tl.float64)
+    # squares of float64 overflow from 1e154 on
+    size = size_of(left)
+    left = left / size
+    tl.store(residual_ptr + row, size * tl.sqrt(tl.sum(left * left)))
+
+
+@triton.jit(do_not_specialize=["dim"])
+def conjugate(product_ptr, half_ptr, direction_ptr, left_ptr, moved_ptr, mask_ptr, state_ptr, dim, WIDTH: tl.constexpr):
+    """Take a step of conjugate gradients for one sample, given A / L times its direction in half precision.
+
+    ``state_ptr`` holds two numbers a sample: the squared norm of what is left of the right-hand side, and what the direction
+    was divided by to become its half-precision copy.
+    """
+    row, _, inside, place = this_row(dim, WIDTH)
+    free = tl.load(mask_ptr + place, mask=inside, other=0) != 0
+    before = tl.load(state_ptr + 2 * row)
+    shrink = tl.load(state_ptr + 2 * row + 1)
+    image = tl.where(free, tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32) * shrink, 0.0)
+    direction = tl.load(direction_ptr + place, mask=inside, other=0.0)
+    left = tl.load(left_ptr + place, mask=inside, other=0.0)
+    moved = tl.load(moved_ptr + place, mask=inside, other=0.0)
+    curvature = tl.sum(direction * image)
+    # in exact arithmetic this is |left|^2, but not after the residual was recomputed
+    along = tl.sum(left * direction)
+    step = tl.where(curvature > 0, along / tl.where(curvature > 0, curvature, 1.0), 0.0)
+    moved += step * direction
+    left -= step * image
+    after = tl.sum(left * left)
+    direction = left + tl.where(before > 0, after / tl.where(before > 0, before, 1.0), 0.0) * direction
+    largest = tl.max(tl.abs(direction))
+    shrink = tl.where(largest > 0, largest, 1.0)
+    tl.store(moved_ptr + place, moved, mask=inside)
+    tl.store(left_ptr + place, left, mask=inside)
+    tl.store(direction_ptr + place, direction, mask=inside)
+    tl.store(half_ptr + place, (direction / shrink).to(tl.float16), mask=inside)
+    tl.store(state_ptr + 2 * row, after)
+    tl.store(state_ptr + 2 * row + 1, shrink)

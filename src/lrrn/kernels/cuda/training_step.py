@@ -1,0 +1,415 @@
+"""One training step of an energy objective in seven kernels: arrays in, arrays out.
+
+The hidden units of all layers stand side by side: W is the matrix of all weights between them, M = I - W, and diag(a) and
+diag(e) hold, unit by unit, a_k of the layer below and a_k beta_k of the layer above. Then the Hessian is
+
+    H = M^T diag(a) M + M diag(e) M^T + a_0 beta_0 W_0 W_0^T,
+
+and depth is a matter of index tables. Derivatives need the activations only through their second moments S and sums t over the
+batch; where two phases are compared, S and t are those of their mean and their difference, in which nothing cancels. ``WIDTH``
+is the number of hidden units, ``FIRST`` that of the first layer and ``LAST`` that of the outputs, all padded to powers of two.
+``pick_ptr`` holds the numbers of the batch's rows in ``x_ptr`` and ``y_ptr``; other arrays have the rows of the batch.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lrrn.kernels.cuda.accelerated import halve, kkt_norm, refine, slope
+
+
+@triton.jit
+def product(a, b):
+    """Return a product of float32 matrices as exact as float32 has it, up to the last bits."""
+    return tl.dot(a, b, input_precision="tf32x3")
+
+
+@triton.jit
+def project(
+    flat_ptr, x_ptr, pick_ptr, image_ptr, gram_ptr, back_ptr, size_ptr, n, d_0, d_1, c_at, c_size, span,
+    FIRST: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Multiply the inputs, W_0 itself and c_0 by W_0^T, in tiles of rows; and add up (x + c_0)^2 for each input.
+
+    Programs (i, j) do so for ``span`` columns and write part j of every result; the parts lie one after the other.
+    """
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    inputs = tl.cdiv(n, TILE)
+    weights = tl.cdiv(d_1, TILE)
+    # one of the three: inputs, rows of W_0, c_0
+    source, target, count, first = x_ptr, image_ptr, n, tile * TILE
+    if tile >= inputs:
+        source, target, count, first = flat_ptr, gram_ptr, d_1, (tile - inputs) * TILE
+    if tile >= inputs + weights:
+        source, target, count, first = flat_ptr + c_at, back_ptr, 1, 0
+    rows = first + tl.arange(0, TILE)
+    lines = rows.to(tl.int64)
+    if tile < inputs:
+        lines = tl.load(pick_ptr + rows, mask=rows < n, other=0)
+    units = tl.arange(0, FIRST)
+    total = tl.zeros((TILE, FIRST), dtype=tl.float32)
+    size = tl.zeros((TILE,), dtype=tl.float32)
+    for start in range(part * span, tl.minimum((part + 1) * span, d_0), CHUNK):
+        columns = start + tl.arange(0, CHUNK)
+        inside = (rows[:, None] < count) & (columns[None, :] < d_0)
+        if tile >= inputs + weights:
+            inside = (rows[:, None] < count) & (columns[None, :] < c_size)
+        some = tl.load(source + lines[:, None] * d_0 + columns[None, :], mask=inside, other=0.0)
+        there = (units[None, :] < d_1) & (columns[:, None] < d_0)
+        weight = tl.load(flat_ptr + units[None, :] * d_0 + columns[:, None], mask=there, other=0.0)
+        total += product(some, weight)
+        offset = tl.load(flat_ptr + c_at + columns, mask=columns < c_size, other=0.0)
+        moved = tl.where(inside, some + offset[None, :], 0.0)
+        size += tl.sum(moved * moved, axis=1)
+    kept = (rows[:, None] < count) & (units[None, :] < d_1)
+    tl.store(target + (part * count + rows[:, None]).to(tl.int64) * d_1 + units[None, :], total, mask=kept)
+    if tile < inputs:
+        tl.store(size_ptr + part * n + rows, size, mask=rows < n)
+
+
+@triton.jit
+def add_parts(ptr, place, stride, mask, PARTS: tl.constexpr):
+    """Return the sum of what :func:`project` wrote in parts, ``stride`` numbers apart."""
+    total = tl.load(ptr + place, mask=mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(ptr + part * stride + place, mask=mask, other=0.0)
+    return total
+
+
+@triton.jit
+def coupling(flat_ptr, map_ptr, rows, columns, WIDTH: tl.constexpr):
+    """Return some rows and columns of M = I - W."""
+    place = tl.load(map_ptr + rows[:, None] * WIDTH + columns[None, :])
+    weights = tl.load(flat_ptr + place, mask=place >= 0, other=0.0)
+    return tl.where(rows[:, None] == columns[None, :], 1.0, 0.0) - weights
+
+
+@triton.jit
+def assemble(
+    flat_ptr, gram_ptr, back_ptr, map_ptr, b_map_ptr, c_map_ptr, below_ptr, above_ptr, bias_ptr, constant_ptr, h_ptr,
+    dim, d_1, v_at, d_last, d_before, reach, last,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Write the free phase's Hessian and the clamped one's, a square tile of both a program; the first column also q at x = 0.
+
+    ``reach`` is a_0 beta_0, ``last`` a of the last layer, ``constant_ptr`` gets the energy of hidden biases at z = 0.
+    """
+    units = tl.arange(0, WIDTH)
+    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    below = tl.load(below_ptr + units)
+    above = tl.load(above_ptr + units)
+    into = coupling(flat_ptr, map_ptr, units, rows, WIDTH)
+    out_of = coupling(flat_ptr, map_ptr, rows, units, WIDTH)
+    h = product(tl.trans(into), below[:, None] * coupling(flat_ptr, map_ptr, units, columns, WIDTH))
+    h += product(out_of * above[None, :], tl.trans(coupling(flat_ptr, map_ptr, columns, units, WIDTH)))
+    first = (rows[:, None] < d_1) & (columns[None, :] < d_1)
+    h += reach * add_parts(gram_ptr, rows[:, None] * d_1 + columns[None, :], d_1 * d_1, first, PARTS)
+    place = h_ptr + rows[:, None] * WIDTH + columns[None, :]
+    tl.store(place, h)
+    left = output_weights(flat_ptr, v_at, d_last, d_before, dim, rows, LAST)
+    right = output_weights(flat_ptr, v_at, d_last, d_before, dim, columns, LAST)
+    tl.store(place + WIDTH * WIDTH, h + last * product(tl.trans(left), right))
+    if tl.program_id(1) == 0:
+        b_place = tl.load(b_map_ptr + units)
+        c_place = tl.load(c_map_ptr + units)
+        b = tl.load(flat_ptr + b_place, mask=b_place >= 0, other=0.0)
+        c = tl.load(flat_ptr + c_place, mask=c_place >= 0, other=0.0)
+        bias = tl.sum(into * (below * b)[:, None], axis=0) - tl.sum(out_of * (above * c)[None, :], axis=1)
+        bias += reach * add_parts(back_ptr, rows, d_1, rows < d_1, PARTS)
+        tl.store(bias_ptr + rows, bias)
+        if tl.program_id(0) == 0:
+            # the first layer's biases meet the input, and are counted there
+            tl.store(constant_ptr, 0.5 * tl.sum(tl.where(units < d_1, 0.0, below * b * b) + above * c * c))
+
+
+@triton.jit
+def halve_phases(h_ptr, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH: tl.constexpr):
+    """Turn the Hessian of each phase, a program each, into what :func:`solve` reads; see :func:`halve`."""
+    phase = tl.program_id(0)
+    units = tl.arange(0, WIDTH)
+    place = phase * WIDTH * WIDTH
+    h = tl.load(h_ptr + place + units[:, None] * WIDTH + units[None, :])
+    halve(
+        h, unit_ptr + phase * WIDTH, high_ptr + place, low_ptr + place, move_ptr + place, rates_ptr + phase * 2, dim, up, down,
+        WIDTH,
+    )  # fmt: skip
+
+
+@triton.jit
+def output_weights(flat_ptr, v_at, d_last, d_before, dim, units, LAST: tl.constexpr):
+    """Return the last layer's weights on some units, with LAST rows: zero but for the units of the last hidden layer."""
+    outputs = tl.arange(0, LAST)
+    first = dim - d_before
+    there = (outputs[:, None] < d_last) & (units[None, :] >= first) & (units[None, :] < dim)
+    return tl.load(flat_ptr + v_at + outputs[:, None] * d_before + units[None, :] - first, mask=there, other=0.0)
+
+
+@triton.jit
+def phase(
+    z, q, floor, ceiling, inside, rows, n, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, counts_ptr, dim,
+    tol, limit, rounds, steps, WIDTH: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Solve one phase of a tile from ``z`` on; return the answer and its 1/2 z^T H z - q^T z, and count what missed."""
+    units = tl.arange(0, WIDTH)
+    square = units[:, None] * WIDTH + units[None, :]
+    unit = tl.load(unit_ptr + units, mask=units < dim, other=1.0)[None, :]
+    scaled, lo, hi = q * unit, floor / unit, ceiling / unit
+    z = refine(z / unit, scaled, lo, hi, high_ptr, low_ptr, move_ptr, rates_ptr, square, rounds, steps, WIDTH, TILE)
+    out = tl.minimum(tl.maximum(z * unit, floor), ceiling)
+    out = tl.where(z <= lo, floor, tl.where(z >= hi, ceiling, out))
+    out = tl.where(inside, out, 0.0)
+    g = slope(out / unit, scaled, high_ptr, low_ptr, square) / unit
+    residual = kkt_norm(out, g, floor, ceiling, inside)
+    relative = residual / tl.maximum(tl.sqrt(tl.sum(q * q, axis=1)), 1.0)
+    one = tl.where(rows < n, 1, 0).to(tl.int64)
+    tl.atomic_add(counts_ptr, tl.sum(one))
+    tl.atomic_add(counts_ptr + 1, tl.sum(one) * rounds * steps)
+    tl.atomic_add(counts_ptr + 2, tl.sum(tl.where(relative <= tol, 0, one)))
+    tl.atomic_add(counts_ptr + 3, tl.sum(tl.where(relative <= limit, 0, one)))
+    return out, 0.5 * tl.sum(tl.where(inside, out * (g - q), 0.0), axis=1)
+
+
+@triton.jit
+def solve(
+    flat_ptr, parts_ptr, size_ptr, image_ptr, y_ptr, pick_ptr, start_ptr, bias_ptr, constant_ptr, lo_ptr, hi_ptr,
+    unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, free_ptr, clamped_ptr, loss_ptr, counts_ptr,
+    n, dim, d_1, b_first_at, b_first_size, v_at, b_last_at, b_last_size, d_last, d_before, own, reach, last, tol, limit,
+    rounds, steps,
+    sign_free, sign_clamped, FREE: tl.constexpr, CLAMPED: tl.constexpr, START: tl.constexpr,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Solve the free phase, then the clamped one from there, and write both answers and the losses.
+
+    ``parts_ptr`` and ``size_ptr`` are what :func:`project` wrote for the inputs; ``image_ptr`` gets the sum of the former.
+    """
+    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    units = tl.arange(0, WIDTH)
+    inside = (rows[:, None] < n) & (units[None, :] < dim)
+    place = rows[:, None].to(tl.int64) * dim + units[None, :]
+    first = (rows[:, None] < n) & (units[None, :] < d_1)
+    seen = rows[:, None].to(tl.int64) * d_1 + units[None, :]
+    image = add_parts(parts_ptr, seen, n * d_1, first, PARTS)
+    tl.store(image_ptr + seen, image, mask=first)
+    q = tl.where(inside, tl.load(bias_ptr + units)[None, :] + (own + reach) * image, 0.0)
+    floor = tl.load(lo_ptr + units, mask=units < dim, other=0.0)[None, :] + tl.zeros((TILE, WIDTH), dtype=tl.float32)
+    ceiling = tl.load(hi_ptr + units, mask=units < dim, other=0.0)[None, :] + tl.zeros((TILE, WIDTH), dtype=tl.float32)
+    z = tl.zeros((TILE, WIDTH), dtype=tl.float32)
+    if START:
+        z = tl.load(start_ptr + place, mask=inside, other=0.0)
+    z = tl.minimum(tl.maximum(z, floor), ceiling)
+    b = tl.load(flat_ptr + b_first_at + units, mask=units < b_first_size, other=0.0)[None, :]
+    moved = tl.where(first, image + b, 0.0)
+    size = add_parts(size_ptr, rows, n, rows < n, PARTS)
+    constant = 0.5 * (own * tl.sum(moved * moved, axis=1) + reach * size)
+    constant += tl.load(constant_ptr)
+    loss = tl.zeros((TILE,), dtype=tl.float32)
+    if FREE:
+        z, value = phase(
+            z, q, floor, ceiling, inside, rows, n, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, counts_ptr, dim,
+            tol, limit, rounds, steps, WIDTH, TILE,
+        )  # fmt: skip
+        tl.store(free_ptr + place, z, mask=inside)
+        loss += sign_free * (value + constant)
+    if CLAMPED:
+        outputs = tl.arange(0, LAST)
+        given = (rows[:, None] < n) & (outputs[None, :] < d_last)
+        picked = tl.load(pick_ptr + rows, mask=rows < n, other=0)
+        y = tl.load(y_ptr + picked[:, None] * d_last + outputs[None, :], mask=given, other=0.0)
+        offset = tl.load(flat_ptr + b_last_at + outputs, mask=outputs < b_last_size, other=0.0)
+        pull = tl.where(given, y - offset[None, :], 0.0)
+        q += last * product(pull, output_weights(flat_ptr, v_at, d_last, d_before, dim, units, LAST))
+        z, value = phase(
+            z, q, floor, ceiling, inside, rows, n, unit_ptr + WIDTH, high_ptr + WIDTH * WIDTH, low_ptr + WIDTH * WIDTH,
+            move_ptr + WIDTH * WIDTH, rates_ptr + 2, counts_ptr, dim, tol, limit, rounds, steps, WIDTH, TILE,
+        )  # fmt: skip
+        tl.store(clamped_ptr + place, z, mask=inside)
+        loss += sign_clamped * (value + constant + 0.5 * last * tl.sum(pull * pull, axis=1))
+    tl.store(loss_ptr + rows, loss, mask=rows < n)
+
+
+@triton.jit
+def difference(free_ptr, clamped_ptr, weight_ptr, rows, units, n, dim, sign, BALANCED: tl.constexpr):
+    """Return two tiles whose product is a moment: activations, and weighted activations; or their mean and difference."""
+    inside = (rows[:, None] < n) & (units[None, :] < dim)
+    place = rows[:, None].to(tl.int64) * dim + units[None, :]
+    weight = sign * tl.load(weight_ptr + rows, mask=rows < n, other=0.0)[:, None]
+    z = tl.load(clamped_ptr + place, mask=inside, other=0.0)
+    change = z
+    if BALANCED:
+        other = tl.load(free_ptr + place, mask=inside, other=0.0)
+        change = z - other
+        z = 0.5 * (z + other)
+    return z, weight * change
+
+
+@triton.jit
+def moments(
+    flat_ptr, image_ptr, y_ptr, pick_ptr, loss_ptr, total_ptr, weight_ptr, free_ptr, clamped_ptr, s_ptr, t_ptr,
+    n, dim, d_1, b_first_at, b_first_size, d_last, sign,
+    BALANCED: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, STRIP: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Add up over the batch what derivatives are made of, for a square of units a program.
+
+    Programs (i, j, 0) write a square of S and, with j = 0, parts of t of the hidden units, then of the sum of the first layer's
+    mismatches, to ``s_ptr`` and ``t_ptr``; programs (i, j, 1), for the last layer, those of the clamped phase, with outputs
+    times units after S, and sums of outputs and of weights after t. ``t_ptr`` has rows of WIDTH: t, mismatches, t clamped,
+    outputs, and the two sums of weights. ``total_ptr`` gets the weighted sum of losses.
+    """
+    last = tl.program_id(2)
+    leads = tl.program_id(1) == 0
+    strip = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
+    others = tl.program_id(1) * STRIP + tl.arange(0, STRIP)
+    outputs = tl.arange(0, LAST)
+    s = tl.zeros((STRIP, STRIP), dtype=tl.float32)
+    cross = tl.zeros((LAST, STRIP), dtype=tl.float32)
+    t = tl.zeros((STRIP,), dtype=tl.float32)
+    mismatch = tl.zeros((STRIP,), dtype=tl.float32)
+    sums = tl.zeros((LAST,), dtype=tl.float32)
+    share = 0.0
+    total = 0.0
+    b = tl.load(flat_ptr + b_first_at + strip, mask=strip < b_first_size, other=0.0)[None, :]
+    for start in range(0, n, TILE):
+        rows = start + tl.arange(0, TILE)
+        plain = tl.load(weight_ptr + rows, mask=rows < n, other=0.0)
+        weight = sign * plain
+        if last == 0:
+            total += tl.sum(plain * tl.load(loss_ptr + rows, mask=rows < n, other=0.0))
+            z, weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, others, n, dim, sign, BALANCED)
+            z_strip, strip_weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, strip, n, dim, sign, BALANCED)
+            s += product(tl.trans(z_strip), weighted)
+            t += tl.sum(strip_weighted, axis=0)
+            if BALANCED:
+                s += product(tl.trans(strip_weighted), z)
+                mismatch += tl.sum(strip_weighted, axis=0)
+            else:
+                first = (rows[:, None] < n) & (strip[None, :] < d_1)
+                image = tl.load(image_ptr + rows[:, None].to(tl.int64) * d_1 + strip[None, :], mask=first, other=0.0)
+                mismatch += tl.sum(strip_weighted - tl.where(first, image + b, 0.0) * weight[:, None], axis=0)
+                share += tl.sum(weight)
+        else:
+            z, weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, others, n, dim, sign, False)
+            z_strip, strip_weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, strip, n, dim, sign, False)
+            given = (rows[:, None] < n) & (outputs[None, :] < d_last)
+            picked = tl.load(pick_ptr + rows, mask=rows < n, other=0)
+            y = tl.load(y_ptr + picked[:, None] * d_last + outputs[None, :], mask=given, other=0.0)
+            s += product(tl.trans(z_strip), weighted)
+            cross += product(tl.trans(y), strip_weighted)
+            t += tl.sum(strip_weighted, axis=0)
+            sums += tl.sum(y * weight[:, None], axis=0)
+            share += tl.sum(weight)
+    tl.store(s_ptr + last * WIDTH * WIDTH + strip[:, None] * WIDTH + others[None, :], s)
+    if (last == 0) & leads:
+        tl.store(t_ptr + strip, t)
+        tl.store(t_ptr + WIDTH + strip, mismatch)
+        if tl.program_id(0) == 0:
+            tl.store(t_ptr + 4 * WIDTH, share)
+            tl.store(total_ptr, total)
+    if (last == 1) & leads:
+        tl.store(s_ptr + 2 * WIDTH * WIDTH + outputs[:, None] * WIDTH + strip[None, :], cross)
+        tl.store(t_ptr + 2 * WIDTH + strip, t)
+        if tl.program_id(0) == 0:
+            tl.store(t_ptr + 3 * WIDTH + outputs, sums)
+            tl.store(t_ptr + 4 * WIDTH + 1, share)
+
+
+@triton.jit
+def first_layer(
+    flat_ptr, x_ptr, pick_ptr, image_ptr, weight_ptr, free_ptr, clamped_ptr, s_ptr, t_ptr, out_ptr,
+    n, dim, d_0, d_1, b_at, b_size, c_at, c_size, own, reach, sign,
+    BALANCED: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Write the derivatives in W_0, b_0 and c_0, a strip of columns of W_0 a program."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    units = tl.arange(0, FIRST)
+    there = units < d_1
+    total = tl.zeros((FIRST, COLUMNS), dtype=tl.float32)
+    sums = tl.zeros((COLUMNS,), dtype=tl.float32)
+    b = tl.load(flat_ptr + b_at + units, mask=units < b_size, other=0.0)[None, :]
+    for start in range(0, n, TILE):
+        rows = start + tl.arange(0, TILE)
+        inside = (rows[:, None] < n) & (columns[None, :] < d_0)
+        picked = tl.load(pick_ptr + rows, mask=rows < n, other=0)
+        x = tl.load(x_ptr + picked[:, None] * d_0 + columns[None, :], mask=inside, other=0.0)
+        place = rows[:, None].to(tl.int64) * dim + units[None, :]
+        first = (rows[:, None] < n) & there[None, :]
+        weight = sign * tl.load(weight_ptr + rows, mask=rows < n, other=0.0)[:, None]
+        z = tl.load(clamped_ptr + place, mask=first, other=0.0)
+        if BALANCED:
+            pull = (own + reach) * (z - tl.load(free_ptr + place, mask=first, other=0.0))
+        else:
+            image = tl.load(image_ptr + rows[:, None].to(tl.int64) * d_1 + units[None, :], mask=first, other=0.0)
+            pull = tl.where(first, (own + reach) * z - own * (image + b), 0.0)
+            sums += tl.sum(x * weight, axis=0)
+        total -= product(tl.trans(pull * weight), x)
+    square = units[:, None] * WIDTH + units[None, :]
+    s = tl.load(s_ptr + square, mask=there[:, None] & there[None, :], other=0.0)
+    t = tl.load(t_ptr + units, mask=there, other=0.0)
+    place = units[:, None] * d_0 + columns[None, :]
+    kept = there[:, None] & (columns[None, :] < d_0)
+    w = tl.load(flat_ptr + place, mask=kept, other=0.0)
+    c = tl.load(flat_ptr + c_at + columns, mask=columns < c_size, other=0.0)
+    total += reach * (product(s, w) - t[:, None] * c[None, :])
+    tl.store(out_ptr + place, total, mask=kept)
+    share = tl.load(t_ptr + 4 * WIDTH)
+    slopes = reach * (sums + c * share - tl.sum(w * t[:, None], axis=0))
+    tl.store(out_ptr + c_at + columns, slopes, mask=columns < c_size)
+    mismatch = tl.load(t_ptr + WIDTH + units, mask=there, other=0.0)
+    if tl.program_id(0) == 0:
+        tl.store(out_ptr + b_at + units, -own * mismatch, mask=units < b_size)
+
+
+@triton.jit
+def later_layers(
+    flat_ptr, s_ptr, t_ptr, plan_ptr, factor_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """Write the derivatives in W_k, b_k and c_k for k >= 1: programs (k - 1, i, j) a square tile of W_k.
+
+    A row of ``plan_ptr`` holds where W, b and c begin, how many numbers b and c have, the widths above and below, and where S
+    of above and below, of below, of above, t of above, of below, and the sum of weights are; one of ``factor_ptr``, a_k and
+    a_k beta_k.
+    """
+    plan = plan_ptr + tl.program_id(0) * 13
+    w_at, b_at, c_at = tl.load(plan), tl.load(plan + 1), tl.load(plan + 2)
+    b_size, c_size = tl.load(plan + 3), tl.load(plan + 4)
+    d, d_in = tl.load(plan + 5), tl.load(plan + 6)
+    own = tl.load(factor_ptr + tl.program_id(0) * 2)
+    reach = tl.load(factor_ptr + tl.program_id(0) * 2 + 1)
+    rows = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    columns = tl.program_id(2) * TILE + tl.arange(0, TILE)
+    units = tl.arange(0, BLOCK)
+    up, low = rows < d, columns < d_in
+    # the tile's rows of W and columns of the moments below, its rows of the moments above and columns of W
+    left = tl.load(
+        flat_ptr + w_at + rows[:, None] * d_in + units[None, :], mask=up[:, None] & (units[None, :] < d_in), other=0.0
+    )
+    below = tl.load(
+        s_ptr + tl.load(plan + 8) + units[:, None] * WIDTH + columns[None, :],
+        mask=(units[:, None] < d_in) & low[None, :], other=0.0,
+    )  # fmt: skip
+    above = tl.load(
+        s_ptr + tl.load(plan + 9) + rows[:, None] * WIDTH + units[None, :], mask=up[:, None] & (units[None, :] < d), other=0.0
+    )
+    right = tl.load(
+        flat_ptr + w_at + units[:, None] * d_in + columns[None, :], mask=(units[:, None] < d) & low[None, :], other=0.0
+    )
+    inside = up[:, None] & low[None, :]
+    across = tl.load(s_ptr + tl.load(plan + 7) + rows[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0)
+    b = tl.load(flat_ptr + b_at + rows, mask=rows < b_size, other=0.0)
+    c = tl.load(flat_ptr + c_at + columns, mask=columns < c_size, other=0.0)
+    t_above = t_ptr + tl.load(plan + 10)
+    t_below = t_ptr + tl.load(plan + 11)
+    t_up = tl.load(t_above + rows, mask=up, other=0.0)
+    t_low = tl.load(t_below + columns, mask=low, other=0.0)
+    slopes = own * (b[:, None] * t_low[None, :] - across) - reach * (across + t_up[:, None] * c[None, :])
+    slopes += product(own * left, below) + product(reach * above, right)
+    tl.store(out_ptr + w_at + rows[:, None] * d_in + columns[None, :], slopes, mask=inside)
+    share = tl.load(t_ptr + tl.load(plan + 12))
+    if tl.program_id(2) == 0:
+        image = tl.sum(left * tl.load(t_below + units, mask=units < d_in, other=0.0)[None, :], axis=1)
+        tl.store(out_ptr + b_at + rows, own * (image + b * share - t_up), mask=rows < b_size)
+    if tl.program_id(1) == 0:
+        back = tl.sum(right * tl.load(t_above + units, mask=units < d, other=0.0)[:, None], axis=0)
+        tl.store(out_ptr + c_at + columns, reach * (t_low + c * share - back), mask=columns < c_size)

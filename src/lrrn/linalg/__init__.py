@@ -1,0 +1,1 @@
+"""Block-tridiagonal matrices, and proven bounds on their spectra."""

@@ -1,0 +1,426 @@
+"""The lifted network as a torch module: its forward pass minimises the energy, its backward pass solves the adjoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from lrrn import bounds
+from lrrn.bounds import LipschitzBound
+from lrrn.bounds.multiplier import network_multipliers
+from lrrn.energy import LiftedEnergy
+from lrrn.energy.constraints import ConstraintSpec, interval
+from lrrn.network.implicit import minimiser, prediction, without_autocast
+from lrrn.network.judging import judged
+from lrrn.network.small_batch import SWEEPS, Tolerances
+from lrrn.network.solution import Solution, check_on_failure, raise_if_not_converged, warn_if_not_converged
+from lrrn.network.structure import checked_beta, checked_gamma, checked_sizes, hidden_intervals, initial_weight
+from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution
+from lrrn.solvers import solve, solve_fixed
+
+AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
+"""How far the differentiable passes go while they make progress, unless ``tol`` is set."""
+LIPSCHITZ_METHODS = ("auto", "paper", "spectral", "multiplier")
+BUDGET = {"auto": 5.0, "multiplier": 300.0}
+"""Seconds that bounds may take to optimise, unless said otherwise."""
+FLOAT32_FLOOR = 4e-6
+"""A tolerance below this asks for more than float32 can resolve, and inference works in float64."""
+STRUCTURE = frozenset(("sizes", "beta", "gamma", "intervals"))
+"""Attributes that are set once: bounds, solves and what is kept of them for later rest on the same ones."""
+
+
+@final
+class LRRN(nn.Module):
+    """A lifted regression/reconstruction network (Høier and Zach, 2020).
+
+    The prediction is the last block of the minimiser of a convex energy; its Lipschitz constant is bounded by construction.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Widths d_0, ..., d_L of the input, the hidden layers and the output.
+    beta : float or sequence of L floats, default=1.0
+        Weight of each layer's reconstruction term. A single number stands for ``(beta, ..., beta, 0)``.
+    gamma : float, default=1/8
+        Discount of later layers: layer k counts gamma^k.
+    constraint : {"free", "nonneg", "box"}, (lo, hi), or a list of L - 1 of these, default="nonneg"
+        The set hidden activations live in, for all hidden layers or one by one.
+    output_constraint : {"free", "nonneg", "box"} or (lo, hi), default="free"
+        The set the output lives in.
+    bias, reconstruction_bias : bool, default=True
+        Whether the biases b_k and c_k exist.
+    init : {"glorot", "orthogonal", "uniform"}, default="glorot"
+        Initial weights; biases start at zero. "uniform" is what torch.nn.Linear does, within 1 / sqrt(d_k); on MNIST it learns
+        faster than "glorot" at the paper's settings.
+    generator : torch.Generator, optional
+        Source of randomness for the initial weights; torch's global one if not given.
+    device, dtype : optional
+        Where the parameters live and their type.
+    solver : str, default="auto"
+        Solver of the differentiable passes; see :func:`lrrn.solvers.solve`.
+    tol : float, optional
+        Tolerance of the differentiable passes; by default as tight as the dtype allows at little cost.
+    max_sweeps : int, default=1000
+        Sweeps allowed in the differentiable passes.
+
+    Attributes
+    ----------
+    sizes, beta, gamma, intervals
+        The structure, one entry a layer where there are several; read-only.
+    aim : float or None
+        If set, the differentiable passes go on to this tighter tolerance while they make progress, whatever ``tol`` is.
+    fixed_sweeps : int or None
+        If set, they take exactly so many accelerated sweeps instead and never wait for the device: for CUDA graphs.
+    W, b, c : ParameterList
+        ``W[k]`` of shape (d_{k+1}, d_k), ``b[k]`` of shape (d_{k+1},), ``c[k]`` of shape (d_k,); None where switched off.
+
+    Examples
+    --------
+    >>> import torch, lrrn
+    >>> net = lrrn.LRRN(sizes=(784, 64, 64, 10), generator=torch.Generator().manual_seed(0))
+    >>> net(torch.rand(5, 784)).shape
+    torch.Size([5, 10])
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        beta: float | Sequence[float] = 1.0,
+        gamma: float = 1 / 8,
+        constraint: ConstraintSpec | Sequence[ConstraintSpec] = "nonneg",
+        output_constraint: ConstraintSpec = "free",
+        bias: bool = True,
+        reconstruction_bias: bool = True,
+        init: str = "glorot",
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        solver: str = "auto",
+        tol: float | None = None,
+        max_sweeps: int = 1000,
+    ) -> None:
+        super().__init__()
+        self.sizes = checked_sizes(sizes)
+        n_layers = len(self.sizes) - 1
+        self.beta = checked_beta(beta, n_layers)
+        self.gamma = checked_gamma(gamma, n_layers)
+        self.intervals = (*hidden_intervals(constraint, n_layers - 1), interval(output_constraint))
+        self.solver, self.tol, self.max_sweeps = solver, tol, max_sweeps
+        self.aim: float | None = None
+        self.fixed_sweeps: int | None = None
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"parameters need a floating-point dtype; got {dtype}")
+        like = torch.empty(0, device=device, dtype=dtype)
+        shapes = list(zip(self.sizes[1:], self.sizes[:-1], strict=True))
+        self.W = nn.ParameterList([initial_weight(shape, init, generator).to(like) for shape in shapes])
+        self.b = nn.ParameterList([like.new_zeros(rows) if bias else None for rows, _ in shapes])
+        self.c = nn.ParameterList([like.new_zeros(columns) if reconstruction_bias else None for _, columns in shapes])
+        self._has_b, self._has_c = bias, reconstruction_bias
+        self.report: Callable[[QPSolution, Tensor, float, str], None] = warn_if_not_converged
+        self._frozen: tuple[list[Tensor], dict[torch.dtype, LiftedEnergy]] | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in STRUCTURE and name in self.__dict__:
+            raise AttributeError(
+                f"{name} is part of the network's structure and cannot be changed; build a new LRRN with the {name} you want "
+                "and give it these parameters by load_state_dict"
+            )
+        super().__setattr__(name, value)
+
+    # --- prediction ---------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict z_L*(x), differentiable once in ``x`` and the parameters.
+
+        Parameters
+        ----------
+        x : Tensor of shape (..., d_0)
+
+        Returns
+        -------
+        Tensor of shape (..., d_L)
+            In the dtype of ``x``; float16 and bfloat16 are solved in float32.
+        """
+        flat = x.reshape(-1, x.shape[-1]) if x.dim() > 0 else x
+        self._check_input(flat)
+        with without_autocast(x.device):
+            wide = flat.to(self._solve_dtype(x))
+            parameters = [p.to(wide.dtype) for p in self.flat_parameters()]
+            output = prediction(self, wide, parameters)
+        return output.to(x.dtype).reshape(*x.shape[:-1], self.sizes[-1])
+
+    def minimise(self, x: Tensor, start: Tensor | None = None, energy: LiftedEnergy | None = None) -> Tensor:
+        """Return the stacked minimiser of the free phase, differentiable once; :meth:`read_out` turns it into the prediction.
+
+        Parameters
+        ----------
+        x : float32 or float64 Tensor of shape (n, d_0)
+        start : Tensor of shape (n, dim), optional
+            Stacked activations to start from, such as an earlier result.
+        energy : LiftedEnergy, optional
+            That of the present parameters, detached and in the dtype of ``x``, where it is at hand: its Hessian is not built
+            again.
+
+        Returns
+        -------
+        Tensor of shape (n, dim)
+            z_1, ..., z_L side by side, an eliminated output left out.
+        """
+        parameters = [p.to(x.dtype) for p in self.flat_parameters()]
+        return minimiser(self, x, parameters, start, energy)
+
+    def read_out(self, x: Tensor, z: Tensor) -> Tensor:
+        """Return the output, of shape (n, d_L), that belongs to a stacked minimiser; differentiable."""
+        return self.energy_of([p.to(x.dtype) for p in self.flat_parameters()]).output(x, z)
+
+    def solve_phase(self, qp: BoxQP, what: str, start: Tensor | None = None) -> QPSolution:
+        """Solve a phase as this network is set to (``solver``, ``tol``, ``max_sweeps``) and report it to ``report``.
+
+        Parameters
+        ----------
+        qp : BoxQP
+            Free, clamped, nudged or adjoint.
+        what : str
+            Its name in reports.
+        start : Tensor of shape (n, dim), optional
+        """
+        tol, aim = self._tolerances(qp.q.dtype)
+        if self.fixed_sweeps is not None:
+            solved = solve_fixed(qp, self.fixed_sweeps, tol=tol, aim=min(aim, tol), start=start)
+        else:
+            solved = solve(qp, solver=self.solver, tol=tol, aim=aim, max_sweeps=self.max_sweeps, start=start)
+        self.report(solved, qp.scale, tol, what)
+        return solved
+
+    def _tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
+        """Return what the differentiable passes must reach, and how far they go while they make progress."""
+        tol = DEFAULT_TOL[dtype] if self.tol is None else self.tol
+        return tol, self.aim if self.aim is not None else AIM[dtype] if self.tol is None else self.tol
+
+    def compact_tolerances(self, dtype: torch.dtype) -> Tolerances | None:
+        """Return what the compiled passes of small batches should reach, or None if the settings ask for another way."""
+        if self.fixed_sweeps is not None or self.solver not in ("auto", "coordinate_descent") or self.max_sweeps < SWEEPS:
+            return None
+        tol, aim = self._tolerances(dtype)
+        return Tolerances(tol, min(aim, tol))
+
+    @torch.no_grad()
+    def infer(
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        solver: str = "auto",
+        tol: float | None = None,
+        max_sweeps: int = 1000,
+        start: Solution | Sequence[Tensor] | None = None,
+        on_failure: str = "warn",
+    ) -> Solution:
+        """Minimise the energy over the activations and report how well that went; not differentiable.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d_0)
+            Inputs.
+        y : Tensor of shape (n, d_L), optional
+            Target vectors (not labels). If given, the output is clamped to them.
+        solver : str, default="auto"
+            "auto", "coordinate_descent", "accelerated", "newton" or "reference".
+        tol : float, optional
+            A sample has converged when its KKT residual, rounding allowed for, is at most ``tol * max(1, |q(x)|)``. Default
+            1e-6 in float64 and 1e-4 in float32; where float32 cannot tell, float64 decides. Below what float32 can resolve,
+            the solve and its result are in float64.
+        max_sweeps : int, default=1000
+            Sweeps or iterations per sample.
+        start : Solution or sequence of tensors of shape (n, d_k), optional
+            Activations to start from.
+        on_failure : {"warn", "raise"}, default="warn"
+            What to do if a sample does not converge: warn with scikit-learn's ConvergenceWarning, or raise
+            :class:`lrrn.ConvergenceError`. A certified radius speaks of solves that converge: "raise" leaves no others.
+
+        Returns
+        -------
+        Solution
+            Activations, energy, residual, error bound, sweeps and status, per sample.
+        """
+        check_on_failure(on_failure)
+        self._check_input(x)
+        given = x.dtype
+        with without_autocast(x.device):
+            dtype = self._solve_dtype(x)
+            if dtype == torch.float32 and tol is not None and tol < FLOAT32_FLOOR:
+                dtype = given = torch.float64
+            energy = self.energy_snapshot(dtype)
+            x = x.to(dtype)
+            if y is not None:
+                y = self._check_target(y, x)
+            qp = energy.free(x) if y is None else energy.clamped(x, y)
+            solved = solve(qp, solver=solver, tol=tol, max_sweeps=max_sweeps, start=_stacked(start, qp))
+            tol = DEFAULT_TOL[dtype] if tol is None else tol
+            if qp.dim and len(x):
+                solved = judged(solved, qp, energy, x, y, tol)
+            hidden = list(solved.z.split(qp.hessian.sizes, dim=-1)) if qp.dim else []
+            activations = [z.to(given) for z in (energy.activations(x, solved.z) if y is None else [*hidden, y])]
+            # the solve has looked at its unknowns; an output after them, or a narrower type, may overflow all the same
+            for z in activations if given != dtype else activations[-1:]:
+                solved = solved.flagged_unless(z.isfinite().all(-1))
+            phase = "free phase" if y is None else "clamped phase"
+            if on_failure == "raise":
+                raise_if_not_converged(solved, qp.scale, tol, phase)
+            self.report(solved, qp.scale, tol, phase)
+            return Solution(activations, solved.residual, solved.n_sweeps, solved.status, solved.solvers, energy, x, y)
+
+    def energy(self, x: Tensor, z: Sequence[Tensor] | None = None, y: Tensor | None = None) -> Tensor:
+        """E at given activations, or at the minimiser.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d_0)
+        z : sequence of L tensors of shape (n, d_k), optional
+            Activations. Without them, those of the free phase or, with ``y``, of the clamped phase are inferred and held
+            fixed, which gives exact first derivatives (envelope theorem).
+        y : Tensor of shape (n, d_L), optional
+            Target to clamp the output to; only without ``z``.
+
+        Returns
+        -------
+        Tensor of shape (n,)
+            Differentiable in ``x``, ``z`` and the parameters.
+        """
+        if z is None:
+            z = self.infer(x, y, solver=self.solver, tol=self.tol, max_sweeps=self.max_sweeps).activations
+        elif y is not None:
+            raise ValueError("give either activations z or a target y to clamp to, not both")
+        self._check_input(x)
+        dtype = self._solve_dtype(x)
+        energy = self.energy_of([p.to(dtype) for p in self.flat_parameters()])
+        return energy.value(x.to(dtype), [block.to(dtype) for block in z])
+
+    def lipschitz(self, method: str = "auto", seconds: float | None = None) -> LipschitzBound:
+        """Return a proven upper bound on the Lipschitz constant of the prediction.
+
+        Parameters
+        ----------
+        method : {"auto", "paper", "spectral", "multiplier"}, default="auto"
+            "paper" is the product of the paper's constants; "spectral" uses every layer's singular values too and is never
+            worse; "multiplier" optimises one multiplier a unit and is never worse than that; "auto" is the best that its budget
+            allows.
+        seconds : float, optional
+            Budget of "auto" (default 5) and of "multiplier" (default 300), turned into a number of steps, so that results do
+            not depend on the machine.
+
+        Returns
+        -------
+        LipschitzBound
+            A float with ``.value``, ``.per_layer`` and ``.method``: the method that gave the value.
+        """
+        weights = list(self.W)
+        if method not in LIPSCHITZ_METHODS:
+            raise ValueError(f"unknown method {method!r}; use one of {', '.join(LIPSCHITZ_METHODS)}")
+        if method == "paper":
+            return bounds.paper(weights, self.beta)
+        best = bounds.spectral(weights, self.beta)
+        energy = self.energy_snapshot(torch.float64)
+        if method == "spectral" or energy.n_free == 0:
+            return best
+        budget = BUDGET[method] if seconds is None else seconds
+        rho = network_multipliers(energy, float(best), budget).rho
+        return LipschitzBound((rho,), "multiplier") if rho < best else best
+
+    def extra_repr(self) -> str:
+        """Show the structure in ``repr``."""
+        sets = ", ".join(str(i) for i in self.intervals)
+        return f"sizes={self.sizes}, beta={self.beta}, gamma={self.gamma:g}, constraints=({sets})"
+
+    # --- the energy of the present parameters -------------------------------------------------------------------------
+
+    def flat_parameters(self) -> list[Tensor]:
+        """Return W, then b, then c, without those switched off."""
+        return [p for group in self._groups() for p in group if p is not None]
+
+    def _groups(self) -> tuple[tuple[Tensor | None, ...], ...]:
+        """Return W, b and c as tuples; reading them off the lists one by one would cost more than a small solve."""
+        none = (None,) * len(self.W)
+        return tuple(tuple(group._parameters.values()) or none for group in (self.W, self.b, self.c))
+
+    def energy_of(self, parameters: Sequence[Tensor]) -> LiftedEnergy:
+        """Build the energy of a flat list of parameters, as :meth:`flat_parameters` orders them."""
+        n = len(self.sizes) - 1
+        none = (None,) * n
+        weights, rest = tuple(parameters[:n]), parameters[n:]
+        b = tuple(rest[:n]) if self._has_b else none
+        c = tuple(rest[-n:]) if self._has_c else none
+        return LiftedEnergy(weights, b, c, self.beta, self.gamma, self.intervals)
+
+    def energy_now(self) -> LiftedEnergy:
+        """Return the energy of the present parameters, detached but not copied: good until they change."""
+        return self.energy_of([p.detach() for p in self.flat_parameters()])
+
+    def energy_snapshot(self, dtype: torch.dtype) -> LiftedEnergy:
+        """Return the energy of a copy of the parameters; Hessian and eigenvalue bound are reused while they stay equal."""
+        now = [p.detach() for p in self.flat_parameters()]
+        if self._frozen is None or not _same(self._frozen[0], now):
+            self._frozen = ([p.clone() for p in now], {})
+        copies, energies = self._frozen
+        if dtype not in energies:
+            energies[dtype] = self.energy_of([p.to(dtype) for p in copies])
+        return energies[dtype]
+
+    def _solve_dtype(self, x: Tensor) -> torch.dtype:
+        return torch.promote_types(torch.promote_types(x.dtype, self.W[0].dtype), torch.float32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the reusable copies and a passing observer out of pickles and deep copies."""
+        return {**self.__dict__, "_frozen": None, "report": warn_if_not_converged}
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def _check_input(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a torch.Tensor; got {type(x).__name__}. Use torch.as_tensor(x)")
+        if not x.dtype.is_floating_point:
+            raise TypeError(f"x must be floating point; got {x.dtype}. Use x.to(torch.float32), scaled as in training")
+        if x.dim() != 2 or x.shape[1] != self.sizes[0]:
+            raise ValueError(f"x must have shape (n_samples, {self.sizes[0]}); got {tuple(x.shape)}")
+        _check_finite(x, "x")
+
+    def _check_target(self, y: Tensor, x: Tensor) -> Tensor:
+        expected = (x.shape[0], self.sizes[-1])
+        if not isinstance(y, Tensor) or tuple(y.shape) != expected:
+            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"y must be a tensor of target vectors of shape {expected}, not of labels; got {got}")
+        y = y.to(x)
+        _check_finite(y, "y")
+        allowed = self.intervals[-1]
+        outside = ((y < allowed.lo) | (y > allowed.hi)).any(-1)
+        if bool(outside.any()):
+            row = int(outside.nonzero()[0])
+            raise ValueError(f"row {row} of y leaves the output's constraint set {allowed}; a clamped phase needs y inside it")
+        return y
+
+
+def _stacked(start: Solution | Sequence[Tensor] | None, qp: BoxQP) -> Tensor | None:
+    if start is None or qp.dim == 0:
+        return None
+    blocks = list(start.activations if isinstance(start, Solution) else start)[: len(qp.hessian.sizes)]
+    expected = [(qp.n_samples, size) for size in qp.hessian.sizes]
+    if [tuple(block.shape) for block in blocks] != expected:
+        raise ValueError(f"start must hold activations of shapes {expected}; got {[tuple(b.shape) for b in blocks]}")
+    return torch.cat([block.to(qp.q) for block in blocks], dim=-1)
+
+
+def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
+    return all(a.device == b.device and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(old, new, strict=True))
+
+
+def _check_finite(t: Tensor, name: str) -> None:
+    if math.isfinite(float(t.detach().sum())):  # then all of them are, and this takes a fraction of the time
+        return
+    finite = t.isfinite()
+    if not bool(finite.all()):
+        row = int((~finite.all(-1)).nonzero()[0])
+        raise ValueError(f"{name} has a non-finite value (NaN or infinity), first in row {row}; clean the data first")

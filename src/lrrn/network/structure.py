@@ -1,0 +1,65 @@
+"""What a network is made of, checked: widths, betas, discount, sets, initial weights."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lrrn.energy.constraints import ConstraintSpec, Interval, interval
+
+
+def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the widths as integers, or raise."""
+    if len(sizes) < 2 or any(not isinstance(d, numbers.Integral) or d < 1 for d in sizes):
+        raise ValueError(f"sizes needs at least an input and an output width, all positive integers; got {tuple(sizes)}")
+    return tuple(int(d) for d in sizes)
+
+
+def checked_beta(beta: float | Sequence[float], n_layers: int) -> tuple[float, ...]:
+    """Return one beta a layer, or raise."""
+    if isinstance(beta, numbers.Real):
+        beta = (float(beta),) * (n_layers - 1) + (0.0,)
+    values = tuple(float(b) for b in beta)  # type: ignore[union-attr]
+    if len(values) != n_layers or any(not math.isfinite(b) or b < 0 for b in values):
+        raise ValueError(f"beta needs one finite number >= 0 for each of {n_layers} layers; got {values}")
+    return values
+
+
+def checked_gamma(gamma: float, n_layers: int) -> float:
+    """Return the discount as a float, or raise."""
+    if not (math.isfinite(gamma) and gamma > 0):
+        raise ValueError(f"gamma must be a positive number; got {gamma}")
+    with_depth = (n_layers - 1) * math.log10(gamma)
+    if abs(with_depth) > 30:
+        raise ValueError(f"gamma^(L-1) = 1e{with_depth:.0f} is beyond what floating point can hold together; got gamma={gamma}")
+    return float(gamma)
+
+
+def hidden_intervals(constraint: ConstraintSpec | Sequence[ConstraintSpec], n_hidden: int) -> tuple[Interval, ...]:
+    """Return one interval a hidden layer, or raise."""
+    single = isinstance(constraint, str | Interval) or (
+        len(constraint) == 2 and all(isinstance(end, numbers.Real) for end in constraint)
+    )
+    if single:
+        return (interval(constraint),) * n_hidden  # type: ignore[arg-type]
+    if len(constraint) != n_hidden:  # type: ignore[arg-type]
+        raise ValueError(f"constraint needs one entry for each of {n_hidden} hidden layers; got {constraint!r}")
+    return tuple(interval(spec) for spec in constraint)  # type: ignore[union-attr, arg-type]
+
+
+def initial_weight(shape: tuple[int, int], init: str, generator: torch.Generator | None) -> Tensor:
+    """Draw the initial weights of a layer."""
+    # drawn in float64 on the generator's device, so that a seed gives the same weights for every dtype and device
+    weight = torch.empty(shape, dtype=torch.float64, device="cpu" if generator is None else generator.device)
+    if init == "glorot":
+        return nn.init.xavier_uniform_(weight, generator=generator)
+    if init == "orthogonal":
+        return nn.init.orthogonal_(weight, generator=generator)
+    if init == "uniform":
+        reach = 1 / math.sqrt(shape[1])
+        return nn.init.uniform_(weight, -reach, reach, generator=generator)
+    raise ValueError(f"unknown init {init!r}; use 'glorot', 'orthogonal' or 'uniform'")

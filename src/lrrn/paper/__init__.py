@@ -1,5 +1,0 @@
-"""The paper's tables and figures, made from data: training runs, what is measured of them, and a report that compares."""
-
-from lrrn.paper.reproduction import ITEMS, Reproduction, reproduce
-
-__all__ = ["ITEMS", "Reproduction", "reproduce"]

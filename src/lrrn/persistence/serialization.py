@@ -1,0 +1,289 @@
+"""Saving and loading networks and fitted estimators: safetensors with a JSON header, never pickle."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrrn.energy.constraints import Interval
+from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
+from lrrn.estimators._base import LiftedEstimator
+from lrrn.estimators.classifier import OBJECTIVES
+from lrrn.network import LRRN
+from lrrn.network.solution import ON_FAILURE
+from lrrn.persistence.reference import PREFIX, Reference
+from lrrn.runtime import storage
+from lrrn.runtime.devices import to_dtype
+from lrrn.solvers import SOLVERS
+
+ESTIMATORS: dict[str, type[LiftedEstimator]] = {
+    "classifier": LRRNClassifier,
+    "regressor": LRRNRegressor,
+    "energy model": LRRNEnergyModel,
+}
+NOT_SAVED = ("callbacks", "checkpoint", "log", "resume")
+"""Parameters that belong to a run or a machine, not to a model."""
+ATTRIBUTES = ("classes_", "feature_names_in_", "n_features_in_", "history_", "offset_", "offset_in_", "scale_in_")
+ATTRIBUTES_OUT = ("offset_out_", "scale_out_", "_single", "_n_features_out", "_seed")
+
+MAX_BYTES = 2**28
+"""Largest array a header may announce."""
+REQUIRED = ("n_features_in_", "history_", "offset_in_", "scale_in_", "_seed")
+REQUIRED_OF = {
+    "classifier": ("classes_",),
+    "regressor": ("offset_out_", "scale_out_", "_single"),
+    "energy model": ("offset_", "_n_features_out"),
+}
+
+
+def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str], reference: Reference | None = None) -> None:
+    """Write a network or a fitted estimator to a file.
+
+    Parameters
+    ----------
+    model : LRRN, LRRNClassifier, LRRNRegressor or LRRNEnergyModel
+    path : path-like
+        The file is replaced atomically. The optimiser's state between calls of ``partial_fit`` is not kept.
+    reference : Reference, optional
+        What an estimator made of held-out samples, for :func:`load_reference` and the explorer.
+    """
+    storage.check_writable(path)
+    if isinstance(model, LRRN):
+        storage.write(path, "network", dict(model.state_dict()), _structure(model))
+        return
+    kind = next((kind for kind, cls in ESTIMATORS.items() if isinstance(model, cls)), None)
+    if kind is None:
+        raise TypeError(f"can save a network or one of lrrn's estimators; got {type(model).__name__}")
+    if not hasattr(model, "network_"):
+        raise ValueError(f"this {type(model).__name__} is not fitted yet; call fit first")
+    parameters = {name: value for name, value in model.get_params(deep=False).items() if name not in NOT_SAVED}
+    if not isinstance(parameters["random_state"], int | np.integer | None):
+        parameters["random_state"] = None
+    attributes = {name: getattr(model, name) for name in (*ATTRIBUTES, *ATTRIBUTES_OUT) if hasattr(model, name)}
+    header = {"parameters": _plain(parameters), "attributes": _plain(attributes), "network": _structure(model.network_)}
+    tensors = dict(model.network_.state_dict())
+    if reference is not None:
+        more, header["reference"] = reference.pack()
+        tensors |= more
+    storage.write(path, kind, tensors, header)
+
+
+def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEstimator:
+    """Read what :func:`save` wrote; no code in the file is ever executed.
+
+    Parameters
+    ----------
+    path : path-like
+    device : str, default="cpu"
+        Where to put the parameters.
+
+    Returns
+    -------
+    LRRN, LRRNClassifier, LRRNRegressor or LRRNEnergyModel
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    FileFormatError
+        It is truncated, damaged, foreign, a checkpoint, or of a newer release.
+    OSError
+        It cannot be read.
+    """
+    kind, tensors, header = storage.read(path, "network", *ESTIMATORS)
+    try:
+        if kind == "network":
+            return _network(header, tensors, device)
+        parameters, attributes = _restored(header["parameters"]), _restored(header["attributes"])
+        _check_names(kind, parameters, attributes)
+        estimator = ESTIMATORS[kind](**parameters)
+        for name, value in attributes.items():
+            setattr(estimator, name, value)
+        estimator._set_history(estimator.history_)
+        estimator._optimizer_state = None
+        estimator.network_ = _network(header["network"], tensors, device)
+        _check_values(estimator)
+        return estimator
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise storage.FileFormatError(
+            f"{path} is damaged: its header does not fit a {kind} ({error}); restore it from a copy, or train it again"
+        ) from error
+
+
+def load_reference(path: str | os.PathLike[str]) -> Reference | None:
+    """Read what an estimator's file holds of held-out samples; None if it holds nothing of them.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Returns
+    -------
+    Reference or None
+    """
+    _, tensors, header = storage.read(path, *ESTIMATORS)
+    if "reference" not in header:
+        return None
+    try:
+        sizes = header["network"]["sizes"]
+        return Reference.unpack(tensors, header["reference"], sizes[0], sizes[-1])
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise storage.FileFormatError(f"{path} is damaged: its reference does not fit its model ({error})") from error
+
+
+def _check_names(kind: str, parameters: dict[str, Any], attributes: dict[str, Any]) -> None:
+    """Refuse a file that would set what does not belong to a model, or that lacks what does."""
+    strange = {*NOT_SAVED} & {*parameters} | {*attributes} - {*ATTRIBUTES, *ATTRIBUTES_OUT}
+    missing = {*REQUIRED, *REQUIRED_OF[kind]} - {*attributes}
+    if strange or missing:
+        raise KeyError(", ".join(sorted(strange | missing)))
+
+
+def _check_values(estimator: Any) -> None:
+    """Refuse what predicting would stumble over later."""
+    sizes = estimator.network_.sizes
+    fits = {
+        "n_features_in_": _is_count(estimator.n_features_in_) and estimator.n_features_in_ == sizes[0],
+        "offset_in_": _is_vector(estimator.offset_in_, sizes[0]),
+        "scale_in_": _is_number(estimator.scale_in_) and estimator.scale_in_ > 0,
+        "_seed": _is_count(estimator._seed),
+        "max_sweeps": _is_count(estimator.max_sweeps),
+        "on_failure": estimator.on_failure in ON_FAILURE,
+        "standardize": isinstance(estimator.standardize, bool),
+    }
+    if hasattr(estimator, "feature_names_in_"):
+        names = estimator.feature_names_in_
+        fits["feature_names_in_"] = isinstance(names, np.ndarray) and names.shape == sizes[:1]
+    if isinstance(estimator, LRRNClassifier):
+        classes = estimator.classes_
+        fits["classes_"] = isinstance(classes, np.ndarray) and classes.shape == sizes[-1:]
+        fits["objective"] = estimator.objective in OBJECTIVES
+        temperature = estimator.temperature
+        pair = temperature if isinstance(temperature, tuple) and len(temperature) == 2 else (temperature,)
+        fits["temperature"] = all(_is_number(value) and value > 0 for value in pair)
+    if isinstance(estimator, LRRNRegressor):
+        fits["offset_out_"] = _is_vector(estimator.offset_out_, sizes[-1])
+        fits["scale_out_"] = _is_vector(estimator.scale_out_, sizes[-1])
+        fits["_single"] = isinstance(estimator._single, bool) and (not estimator._single or sizes[-1] == 1)
+    if isinstance(estimator, LRRNEnergyModel):
+        fits["offset_"] = _is_number(estimator.offset_)
+        fits["_n_features_out"] = _is_count(estimator._n_features_out) and estimator._n_features_out == sizes[-1]
+    wrong = [name for name, fine in fits.items() if not fine]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is {getattr(estimator, wrong[0])!r}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_vector(value: Any, length: int) -> bool:
+    return (
+        isinstance(value, np.ndarray)
+        and value.shape == (length,)
+        and value.dtype.kind == "f"
+        and bool(np.isfinite(value).all())
+    )
+
+
+def _structure(net: LRRN) -> dict[str, Any]:
+    to_dtype(str(net.W[0].dtype).removeprefix("torch."))  # refuse what load could not read
+    return {
+        "sizes": list(net.sizes),
+        "beta": list(net.beta),
+        "gamma": net.gamma,
+        "intervals": [[repr(i.lo), repr(i.hi)] for i in net.intervals],
+        "bias": net.b[0] is not None,
+        "reconstruction_bias": net.c[0] is not None,
+        "dtype": str(net.W[0].dtype).removeprefix("torch."),
+        "solver": net.solver,
+        "tol": net.tol,
+        "max_sweeps": net.max_sweeps,
+    }
+
+
+def _network(structure: dict[str, Any], tensors: dict[str, Tensor], device: str) -> LRRN:
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+    sizes = structure["sizes"]
+    for k, shape in enumerate(zip(sizes[1:], sizes[:-1], strict=True)):
+        if tensors[f"W.{k}"].shape != shape:  # before memory is taken for what the header says
+            raise ValueError(f"W.{k} is of shape {tuple(tensors[f'W.{k}'].shape)}, not {shape}")
+    if structure["solver"] not in ("auto", *SOLVERS):
+        raise ValueError(f"unknown solver {structure['solver']!r}")
+    if not (_is_count(structure["max_sweeps"]) and structure["max_sweeps"] > 0):
+        raise ValueError(f"max_sweeps is {structure['max_sweeps']!r}")
+    if structure["tol"] is not None and not (_is_number(structure["tol"]) and structure["tol"] > 0):
+        raise ValueError(f"tol is {structure['tol']!r}")
+    intervals = [Interval(float(lo), float(hi)) for lo, hi in structure["intervals"]]
+    net = LRRN(
+        structure["sizes"],
+        beta=structure["beta"],
+        gamma=structure["gamma"],
+        constraint=intervals[:-1],
+        output_constraint=intervals[-1],
+        bias=structure["bias"],
+        reconstruction_bias=structure["reconstruction_bias"],
+        generator=torch.Generator().manual_seed(0),
+        device=device,
+        dtype=to_dtype(structure["dtype"]),
+        solver=structure["solver"],
+        tol=structure["tol"],
+        max_sweeps=structure["max_sweeps"],
+    )
+    if any(t.dtype != net.W[0].dtype for t in tensors.values()):
+        raise ValueError(f"its tensors are not all {structure['dtype']}")
+    net.load_state_dict(tensors)
+    return net
+
+
+def _plain(value: Any) -> Any:
+    """Turn a value into what JSON can hold, with arrays and tuples marked so that they come back."""
+    if isinstance(value, np.ndarray):
+        return {"array": value.tolist(), "dtype": value.dtype.str if value.dtype != object else "object"}
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(item) for item in value]}
+    if isinstance(value, Interval):
+        return {"tuple": [repr(value.lo), repr(value.hi)], "of": "interval"}
+    if isinstance(value, dict):
+        return {"items": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _restored(value: Any) -> Any:
+    """Undo :func:`_plain`."""
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return _array(value["array"], value["dtype"])
+    if value.get("of") == "interval":
+        return Interval(*(float(end) for end in value["tuple"]))
+    if "tuple" in value:
+        return tuple(_restored(item) for item in value["tuple"])
+    return {_restored(key): _restored(item) for key, item in value["items"]}
+
+
+def _array(values: Any, dtype: Any) -> np.ndarray:
+    """Build an array of a type that :func:`_plain` writes, and of a size its values account for."""
+    if not isinstance(dtype, str) or re.fullmatch(r"[<>|]?([biuf]\d{1,2}|U\d{1,6})|object", dtype) is None:
+        raise ValueError(f"arrays of {dtype!r} are not read")
+    if _leaves(values) * np.dtype(dtype).itemsize > MAX_BYTES:  # such as millions of empty strings, each of a megabyte
+        raise ValueError(f"an array of {dtype} is announced that would take more than {MAX_BYTES} bytes")
+    return np.array(values, dtype=dtype)
+
+
+def _leaves(values: Any) -> int:
+    return sum(_leaves(item) for item in values) if isinstance(values, list) else 1

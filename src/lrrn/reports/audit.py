@@ -1,0 +1,327 @@
+"""What is proven about a classifier and what an attacker can do to it, on the same samples and in the same units."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from lrrn.attacks.perturbations import minimal_perturbation, pgd
+from lrrn.datasets.rows import ArrayRows, Rows
+from lrrn.estimators import LRRNClassifier
+from lrrn.reports.evaluation import check_labels, sizes_for
+from lrrn.reports.page import Page
+from lrrn.reports.scoring import Parts, over_rows
+from lrrn.runtime.storage import fingerprint
+
+Array = NDArray[Any]
+logger = logging.getLogger("lrrn.reports")
+LOCAL_ROWS = 16
+
+
+@final
+@dataclass(frozen=True)
+class Audit:
+    """A classifier's proven and attacked robustness on some samples; all sizes in the units of X.
+
+    Attributes
+    ----------
+    name : str
+        What the model is called.
+    eps : tuple of float
+        Sizes of perturbations to report.
+    method, guarantee : str
+        Of the certificate; see :func:`lrrn.certify`.
+    right : bool array of shape (n_samples,)
+        Whether the prediction is right.
+    radii : array of shape (n_samples,)
+        Proven: no smaller perturbation changes the predicted label.
+    distances : array of shape (n_samples,) or None
+        Found by attacks: some perturbation of this size makes the prediction wrong, 0 where it is wrong already, ``inf`` where
+        none was found. None if nothing was attacked.
+    settings : dict
+        Of the attacks.
+    seconds : float
+        Time taken.
+    """
+
+    name: str
+    eps: tuple[float, ...]
+    method: str
+    guarantee: str
+    right: Array = field(repr=False)
+    radii: Array = field(repr=False)
+    distances: Array | None = field(default=None, repr=False)
+    settings: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def clean(self) -> float:
+        """Accuracy without any perturbation."""
+        return float(self.right.mean())
+
+    def certified(self, eps: float) -> float:
+        """Return the share of samples proven right under every perturbation of norm ``eps``."""
+        return float((self.right if eps == 0 else self.right & (self.radii > eps)).mean())
+
+    def attacked(self, eps: float) -> float:
+        """Return the share of samples that no attack of norm at most ``eps`` made wrong: at least the true robust accuracy."""
+        if self.distances is None:
+            raise ValueError("nothing was attacked; see lrrn.reports.audit.attack")
+        return float((self.distances > eps).mean())
+
+    @property
+    def refuted(self) -> NDArray[np.int64]:
+        """Numbers of the samples that an attack changed within their certified radius: none, unless there is a bug."""
+        if self.distances is None:
+            return np.zeros(0, dtype=np.int64)
+        return np.flatnonzero(self.right & (self.distances < self.radii))
+
+    def as_json(self, samples: bool = True) -> dict[str, Any]:
+        """Return figures and, unless told not to, samples, for ``json.dump``; a distance of null: no attack succeeded."""
+        content: dict[str, Any] = {
+            "name": self.name,
+            "n_samples": len(self.right),
+            "method": self.method,
+            "guarantee": self.guarantee,
+            "accuracy": self.clean,
+            "median_radius": float(np.median(np.where(self.right, self.radii, 0.0))),
+            "certified": {f"{size:g}": self.certified(size) for size in self.eps},
+        }
+        if self.distances is not None:
+            content["median_distance"] = _finite(float(np.median(self.distances)))
+            content["attacked"] = {f"{size:g}": self.attacked(size) for size in self.eps}
+            content["gap"] = {f"{size:g}": self.attacked(size) - self.certified(size) for size in self.eps}
+            content["refuted"] = self.refuted.tolist()
+            content["attacks"] = self.settings
+        content["seconds"] = self.seconds
+        if samples:
+            content["samples"] = {"right": self.right.tolist(), "radius": self.radii.tolist()}
+            if self.distances is not None:
+                content["samples"]["distance"] = [_finite(distance) for distance in self.distances.tolist()]
+        return content
+
+
+def certify(
+    name: str,
+    model: LRRNClassifier,
+    X: Array | Rows,
+    y: Array | None = None,
+    eps: Sequence[float] | None = None,
+    method: str = "auto",
+    samples: Path | None = None,
+) -> Audit:
+    """Certify a fitted classifier; inside :func:`lrrn.runtime.ranks.joined` all ranks share the work and get the same result.
+
+    Parameters
+    ----------
+    name : str
+        What to call it.
+    model : LRRNClassifier
+    X : array of shape (n_samples, n_features), or Rows
+        Rows bring their own labels and need not fit into memory.
+    y : array of shape (n_samples,)
+    eps : sequence of float, optional
+        Sizes of perturbations, in the units of X. By default 0.1, 0.25 and 0.5, times the scale that ``standardize`` found.
+    method : str, default="auto"
+        As in :func:`lrrn.certify`.
+    samples : path, optional
+        Write label, radius and whether the label is right to this ``.npz`` or ``.parquet`` file.
+
+    Returns
+    -------
+    Audit
+    """
+    start = time.perf_counter()
+    rows = X if isinstance(X, Rows) else ArrayRows(np.asanyarray(X), None if y is None else np.asarray(y))
+    if not rows.has_targets:
+        raise ValueError(f"{rows.name} has no labels to compare predictions with")
+
+    def work(X: Array, y: Array | None, _: int) -> dict[str, Array]:
+        assert y is not None
+        check_labels(model, y)
+        prediction = model.predict(X)
+        return {"prediction": prediction, "right": prediction == y, "radius": model.certified_radius(X, method)}
+
+    run = {"model": fingerprint(*model.network_.parameters()), "method": method, "as": "certify"}
+    parts = None if samples is None else Parts(samples, run)
+    # a local radius takes a fraction of a second, so that a few samples are worth sharing
+    size = LOCAL_ROWS if method == "local" else model.chunk_rows_
+    columns = over_rows(rows, size, work, parts)
+    seconds = time.perf_counter() - start
+    return Audit(name, sizes_for(model, eps), method, "deployed", columns["right"], columns["radius"], seconds=seconds)
+
+
+def attack(
+    name: str,
+    model: LRRNClassifier,
+    X: Array,
+    y: Array,
+    eps: Sequence[float] | None = None,
+    method: str = "auto",
+    *,
+    steps: int = 50,
+    restarts: int = 3,
+    clip: tuple[float, float] | None = None,
+    seed: int = 0,
+) -> Audit:
+    """Certify a fitted classifier, then attack it: smallest perturbations first, then gradient ascent at every size.
+
+    Parameters
+    ----------
+    name, model, X, y, eps, method
+        As in :func:`certify`; the prediction must be the network's largest output, so "class_energy" is refused.
+    steps, restarts
+        Of the gradient ascent; see :func:`lrrn.attacks.pgd`.
+    clip : (lo, hi), optional
+        Interval that perturbed features stay in, such as (0, 1) for images.
+    seed : int, default=0
+        Of the random starts.
+
+    Returns
+    -------
+    Audit
+    """
+    if model.objective == "class_energy":
+        raise ValueError(
+            "this classifier has objective 'class_energy': it predicts by energies, and the attacks here are on the network's "
+            "largest output. Its radii stand (lrrn certify); to attack, train another objective, such as 'contrastive'"
+        )
+    audit = certify(name, model, X, y, eps, method)
+    start = time.perf_counter()
+    net, offset, scale = model.network_, model.offset_in_, model.scale_in_
+    rows = np.flatnonzero(audit.right)
+    distances = np.zeros(len(X))
+    distances[rows] = np.inf
+    if len(rows):
+        given = np.asarray(X[rows], dtype=np.float64)
+        label = torch.as_tensor(np.searchsorted(model.classes_, np.asarray(y)[rows]))
+        box = None if clip is None else tuple(torch.as_tensor((np.full(X.shape[1], end) - offset) / scale) for end in clip)
+
+        def measured(some: Array, x: torch.Tensor) -> Array:
+            return _measured(model, given[some], np.asarray(y)[rows[some]], x.cpu().numpy())
+
+        options: dict[str, Any] = {"scale": scale, "steps": steps, "restarts": restarts, "clip": box, "seed": seed}
+        distances[rows] = found_by_attacks(
+            net, torch.as_tensor((given - offset) / scale), label, audit.eps, measured, **options
+        )
+    settings = {"steps": steps, "restarts": restarts, "seed": seed, "clip": None if clip is None else list(clip)}
+    return Audit(
+        name,
+        audit.eps,
+        audit.method,
+        audit.guarantee,
+        audit.right,
+        audit.radii,
+        distances,
+        settings,
+        audit.seconds + time.perf_counter() - start,
+    )
+
+
+def found_by_attacks(
+    net: nn.Module,
+    x: torch.Tensor,
+    label: torch.Tensor,
+    sizes: Sequence[float],
+    measured: Callable[[Array, torch.Tensor], Array],
+    *,
+    scale: float = 1.0,
+    steps: int = 50,
+    restarts: int = 3,
+    clip: Any = None,
+    seed: int = 0,
+) -> Array:
+    """Return the norms of the smallest perturbations that attacks found: shortest ones, then gradient ascent at every size.
+
+    Parameters
+    ----------
+    net, x, label, steps, restarts, clip, seed
+        As in :func:`lrrn.attacks.pgd`.
+    sizes : sequence of float
+        Of the gradient ascents, in the units of what was measured.
+    measured : callable
+        From numbers of samples and perturbed inputs to the norms of those perturbations that succeeded, ``inf`` for the others.
+    scale : float, default=1.0
+        One unit of x in units of what was measured.
+    """
+    distances = measured(np.arange(len(x)), minimal_perturbation(net, x, label, seed=seed, clip=clip).x)
+    for size in sizes:
+        left = np.flatnonzero(distances > size)
+        if size > 0 and len(left):
+            logger.info("gradient ascent at %g on %d samples", size, len(left))
+            options: dict[str, Any] = {"steps": steps, "restarts": restarts, "seed": seed, "clip": clip}
+            found = pgd(net, x[left], label[left], size / scale, **options)
+            distances[left] = np.minimum(distances[left], measured(left, found.x))
+    return distances
+
+
+def _measured(model: LRRNClassifier, X: Array, y: Array, x: Array) -> Array:
+    """Norms, in the units of X, of perturbations that make the classifier itself wrong; ``inf`` for the others."""
+    perturbed = x * model.scale_in_ + model.offset_in_
+    return np.where(model.predict(perturbed) != y, np.linalg.norm(perturbed - X, axis=1), np.inf)
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def as_table(audit: Audit) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and rows of a table, a row for every size of perturbation."""
+    headings = ["norm of the perturbation", "certified accuracy"]
+    rows = [[f"{size:g}", f"{audit.certified(size):.1%}"] for size in (0.0, *(size for size in audit.eps if size > 0))]
+    if audit.distances is not None:
+        headings += ["accuracy under attack", "gap"]
+        for row, size in zip(rows, (0.0, *(size for size in audit.eps if size > 0)), strict=True):
+            row += [f"{audit.attacked(size):.1%}", f"{audit.attacked(size) - audit.certified(size):.1%}"]
+    return headings, rows
+
+
+def summary(audit: Audit) -> str:
+    """Return the figures that belong to no size of perturbation, in a sentence or two."""
+    n = len(audit.right)
+    radius = float(np.median(np.where(audit.right, audit.radii, 0.0)))
+    text = f"{n} samples, accuracy {audit.clean:.1%}; median certified radius {radius:.3g} (method {audit.method})"
+    if audit.distances is not None:
+        text += f"; median distance of the nearest attack found {float(np.median(audit.distances)):.3g}"
+    return text + f"; {audit.seconds:.1f} s."
+
+
+def as_page(title: str, audit: Audit) -> str:
+    """Return a self-contained HTML page: the figures, and one chart of accuracies over the size of the perturbation."""
+    page = Page(title)
+    page.text(summary(audit))
+    page.table(*as_table(audit))
+    attacked = audit.distances is not None
+    reached = [*audit.radii[audit.right], *audit.eps]
+    if audit.distances is not None:
+        reached += [distance for distance in audit.distances if np.isfinite(distance)]
+    grid = np.linspace(0.0, max([float(size) for size in reached if np.isfinite(size)], default=1.0) or 1.0, 200)
+    certified = np.array([audit.certified(size) for size in grid])
+    series: dict[str, tuple[Array, Array]] = {"clean": (grid, np.full(len(grid), audit.clean))}
+    page.heading("Accuracy against the size of the perturbation")
+    if attacked:
+        under_attack = np.array([audit.attacked(size) for size in grid])
+        series["under attack"] = (grid, under_attack)
+        series["certified"] = (grid, certified)
+        series["gap"] = (grid, under_attack - certified)
+        page.text(
+            "The share that is right under every perturbation of a norm lies between the certified accuracy, which is proven, "
+            "and the accuracy under attack, which is what our attacks left. The gap is what neither has settled."
+        )
+    else:
+        series["certified"] = (grid, certified)
+        page.text(
+            "The certified share is classified correctly under every perturbation of the given Euclidean norm. It is proven, "
+            "with the solver's error and rounding inside it."
+        )
+    page.lines("Accuracies", "norm of the perturbation", "share", series)
+    return page.html()

@@ -1,0 +1,342 @@
+"""What a fitted model is worth: accuracy, certified accuracy, familiarity of strange inputs; in numbers and as a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import r2_score
+
+from lrrn.datasets.rows import ArrayRows, Rows
+from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
+from lrrn.persistence.reference import UNKNOWN, Reference
+from lrrn.reports.page import Page
+from lrrn.reports.scoring import Parts, over_rows
+from lrrn.runtime.storage import fingerprint
+
+Array = NDArray[Any]
+Model = LRRNClassifier | LRRNRegressor | LRRNEnergyModel
+EPS = (0.1, 0.25, 0.5)
+"""Sizes of perturbations to certify, in units of the data's scale, unless others are asked for."""
+STRANGE = 65_536
+"""Strange inputs made at most: enough to tell how well the energy knows them, however many samples there are."""
+KEPT_ENERGIES = 2000
+"""Energies of each kind that a reference holds at most."""
+KEPT_SAMPLES = 60
+"""Samples that a file saved by the command line holds, if they are public."""
+
+
+@final
+@dataclass(frozen=True)
+class Evaluation:
+    """A model on some samples.
+
+    Attributes
+    ----------
+    name : str
+        What the model is called in tables.
+    n_samples : int
+        How many samples it was evaluated on.
+    score : float or None
+        Accuracy of a classifier, R^2 of a regressor.
+    lipschitz : float
+        Proven bound on the Lipschitz constant, in the units of X.
+    median_radius : float or None
+        Median certified radius over all samples of a classifier, 0 where it is wrong.
+    certified : dict of float to float
+        By perturbation size: certified accuracy of a classifier, mean certified half-width of a regressor's intervals.
+    auroc : dict of str to float
+        By what was put in: how well the energy tells it from the samples, 1 is perfectly and 0.5 not at all.
+    seconds : float or None
+        Training time.
+    """
+
+    name: str
+    n_samples: int
+    score: float | None
+    lipschitz: float
+    median_radius: float | None
+    certified: dict[float, float]
+    auroc: dict[str, float]
+    seconds: float | None
+    model: Model = field(repr=False)
+    radii: Array | None = field(repr=False)
+    energies: dict[str, Array] = field(repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures, ready for ``json.dump``."""
+        left_out = ("model", "radii", "energies", "certified")
+        plain = {name: value for name, value in vars(self).items() if name not in left_out}
+        return {**plain, "certified": {f"{eps:g}": value for eps, value in self.certified.items()}}
+
+
+def evaluate(
+    name: str,
+    model: Model,
+    X: Array | Rows,
+    y: Array | None = None,
+    eps: Sequence[float] | None = None,
+    image_shape: tuple[int, int] | None = None,
+    familiar: Array | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    samples: Path | None = None,
+) -> Evaluation:
+    """Evaluate a fitted model; inside :func:`lrrn.runtime.ranks.joined` all ranks share the work and get the same result.
+
+    Parameters
+    ----------
+    name : str
+        What to call it.
+    model : LRRNClassifier, LRRNRegressor or LRRNEnergyModel
+    X : array of shape (n_samples, n_features), or Rows
+        Rows bring their own targets and need not fit into memory.
+    y : array of shape (n_samples,) or (n_samples, n_targets), optional
+        Without it there are no scores.
+    eps : sequence of float, optional
+        Sizes of perturbations, in the units of X. By default 0.1, 0.25 and 0.5, times the scale that
+        ``standardize`` found.
+    image_shape : (int, int), optional
+        Height and width if samples are images: then mirrored ones serve as strange inputs too.
+    familiar : array of shape (n, n_features), optional
+        What to fit the Gaussian of strange inputs to; X if not given. Strange inputs are made from and compared with no more
+        than the first 65,536 samples.
+    seconds : float, optional
+        Training time, to be reported.
+    seed : int, default=0
+        Of the Gaussian.
+    samples : path, optional
+        Write the results of each sample to this ``.npz`` or ``.parquet`` file; see :mod:`lrrn.reports.scoring`.
+
+    Returns
+    -------
+    Evaluation
+    """
+    rows = X if isinstance(X, Rows) else ArrayRows(np.asanyarray(X), None if y is None else np.asarray(y))
+    sizes = sizes_for(model, eps)
+    if image_shape is not None and math.prod(image_shape) != rows.n_features:
+        raise ValueError(f"images of {image_shape[0]} x {image_shape[1]} do not fit {rows.n_features} features")
+    parts = None if samples is None else Parts(samples, _run(model, sizes, seed))
+    work = partial(_score_chunk, model, sizes, rows.has_targets or samples is not None)
+    columns = over_rows(rows, model.chunk_rows_, work, parts)
+    score, radii, certified = None, None, dict[float, float]()
+    if isinstance(model, LRRNClassifier) and rows.has_targets:
+        right = columns["prediction"] == columns["target"]
+        score, radii = float(np.mean(right)), np.where(right, columns["radius"], 0.0)
+        certified = {size: float(np.mean(radii > size)) for size in sizes}
+    if isinstance(model, LRRNRegressor):
+        score = float(r2_score(columns["target"], columns["prediction"])) if rows.has_targets else None
+        for size in sizes:
+            certified[size] = float(np.mean(columns[f"upper {size}"] - columns[f"lower {size}"]) / 2)
+    energies = {"samples": columns["energy"], **_strange_energies(model, rows, image_shape, familiar, seed)}
+    return Evaluation(
+        name=name,
+        n_samples=rows.n_samples,
+        score=score,
+        lipschitz=float(model.lipschitz_),
+        median_radius=None if radii is None else float(np.median(radii)),
+        certified=certified,
+        auroc={kind: auroc(energies["samples"], values) for kind, values in energies.items() if kind != "samples"},
+        seconds=seconds,
+        model=model,
+        radii=radii,
+        energies=energies,
+    )
+
+
+def _run(model: Model, sizes: Sequence[float], seed: int) -> dict[str, Any]:
+    """Tell a run from others, so that it does not continue with their parts."""
+    return {"model": fingerprint(*model.network_.parameters()), "sizes": list(sizes), "seed": seed, "as": "evaluate"}
+
+
+def _score_chunk(model: Model, sizes: Sequence[float], predict: bool, X: Array, y: Array | None, _: int) -> dict[str, Array]:
+    columns = {} if y is None else {"target": y}
+    if y is not None and isinstance(model, LRRNClassifier):
+        check_labels(model, y)
+    if predict and not isinstance(model, LRRNEnergyModel):
+        columns["prediction"] = model.predict(X)
+    if predict and isinstance(model, LRRNClassifier):
+        columns["radius"] = model.certified_radius(X)
+    if isinstance(model, LRRNRegressor):
+        for size in sizes:
+            columns[f"lower {size}"], columns[f"upper {size}"] = model.predict_interval(X, size)
+    columns["energy"] = model.energy(X)
+    return columns
+
+
+def reference_of(
+    model: Model,
+    X: Array,
+    y: Array | None,
+    image_shape: tuple[int, int] | None,
+    source: str,
+    keep: int,
+    score: float | None,
+    radii: Array | None,
+    energies: Mapping[str, Array],
+) -> Reference:
+    """Return what a file may hold of held-out samples, for whoever explores the model.
+
+    Parameters
+    ----------
+    model : LRRNClassifier or LRRNEnergyModel
+    X : array of shape (n_samples, n_features)
+    y : array of shape (n_samples,), optional
+    image_shape : (int, int), optional
+    source : str
+        Where the samples come from, in words.
+    keep : int
+        How many samples to give along, of every class in turn; 0 keeps them private.
+    score, radii, energies
+        As in :class:`Evaluation`.
+
+    Returns
+    -------
+    Reference
+    """
+    labels = np.full(len(X), UNKNOWN, dtype=np.int64)
+    order = np.arange(len(X))
+    if isinstance(model, LRRNClassifier) and y is not None:
+        known = np.isin(y, model.classes_)
+        labels[known] = np.searchsorted(model.classes_, np.asarray(y)[known])
+        # the first of every class, then the second of every class, and so on
+        turn = np.zeros(len(X), dtype=np.int64)
+        for label in np.unique(labels):
+            turn[labels == label] = np.arange(np.count_nonzero(labels == label))
+        order = np.lexsort((labels, turn))
+    low, high = float(X.min()), float(X.max())
+    return Reference(
+        source=source,
+        image_shape=image_shape,
+        low=low,
+        high=high if high > low else low + 1.0,
+        score=score,
+        radii=radii,
+        energies={kind: np.asarray(values[:KEPT_ENERGIES]) for kind, values in energies.items()},
+        samples=X[order[:keep]].astype(np.float32),
+        labels=labels[order[:keep]],
+    )
+
+
+def sizes_for(model: Model, eps: Sequence[float] | None) -> tuple[float, ...]:
+    """Return the sizes asked for or, if none were, the usual ones times the scale that ``standardize`` found."""
+    return tuple(float(f"{factor * model.scale_in_:.2g}") for factor in EPS) if eps is None else tuple(eps)
+
+
+def energies_of(
+    model: Model, X: Array, image_shape: tuple[int, int] | None, familiar: Array | None = None, seed: int = 0
+) -> dict[str, Array]:
+    """Return the energies of samples and of strange inputs made from them, by what they are; arguments as for `evaluate`."""
+    return {"samples": model.energy(X), **_strange_energies(model, ArrayRows(X), image_shape, familiar, seed)}
+
+
+def check_labels(model: LRRNClassifier, y: Array) -> None:
+    """Raise if labels are text and the model's numbers, or the other way round: none would ever be right."""
+    if (y.dtype.kind in "USO") != (model.classes_.dtype.kind in "USO"):
+        raise ValueError(
+            f"the data has labels such as {y[0]!r} and the model's are such as {model.classes_[0]!r}; choose another target"
+        )
+
+
+def _strange_energies(
+    model: Model, rows: Rows, image_shape: tuple[int, int] | None, familiar: Array | None, seed: int
+) -> dict[str, Array]:
+    """Return energies of inputs that are not samples: mirrored images, and draws from a Gaussian with the moments of data."""
+    rows, size = rows.first(STRANGE), model.chunk_rows_
+    mean, root = _moments(rows if familiar is None else ArrayRows(familiar).first(STRANGE), size)
+
+    def work(X: Array, y: Array | None, chunk: int) -> dict[str, Array]:
+        columns = {}
+        if image_shape is not None:
+            columns["mirrored"] = model.energy(X.reshape(len(X), *image_shape)[:, :, ::-1].reshape(X.shape))
+        # streams far apart, so that a chunk's draws do not depend on who makes them
+        generator = np.random.Generator(np.random.PCG64(seed).jumped(chunk))
+        draws = generator.standard_normal(X.shape) @ root + mean
+        columns["Gaussian"] = model.energy(draws.astype(X.dtype))
+        return columns
+
+    return over_rows(rows, size, work)
+
+
+def _moments(rows: Rows, size: int) -> tuple[Array, Array]:
+    """Return the mean and a matrix R with R^T R the covariance; every rank computes them, in the same order."""
+    mean = sum(X.sum(axis=0, dtype=np.float64) for X, _ in rows.pieces(0, rows.n_samples, size)) / rows.n_samples
+    covariance = np.zeros((rows.n_features, rows.n_features))
+    for X, _ in rows.pieces(0, rows.n_samples, size):
+        centred = X - mean
+        covariance += centred.T @ centred
+    values, directions = np.linalg.eigh(covariance / rows.n_samples)
+    return np.asarray(mean), np.sqrt(np.clip(values, 0.0, None))[:, None] * directions.T
+
+
+def auroc(familiar: Array, strange: Array) -> float:
+    """Return how well energies tell strange inputs from familiar ones: 1 is perfectly, 0.5 not at all."""
+    from sklearn.metrics import roc_auc_score
+
+    truth = np.repeat([0, 1], [len(familiar), len(strange)])
+    return float(roc_auc_score(truth, np.concatenate([familiar, strange])))
+
+
+def as_table(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and rows of one table: a column a model, a row a measure, "-" where one does not apply."""
+    sizes = sorted({size for evaluation in evaluations for size in evaluation.certified})
+    kinds = list(dict.fromkeys(kind for evaluation in evaluations for kind in evaluation.auroc))
+    regression = all(isinstance(evaluation.model, LRRNRegressor) for evaluation in evaluations)
+    share = "{:.3g}" if regression else "{:.1%}"
+    what = "certified half-width of intervals" if regression else "certified accuracy"
+    rows = [
+        ["R^2" if regression else "accuracy", *(_cell(e.score, share) for e in evaluations)],
+        ["Lipschitz constant, at most", *(_cell(e.lipschitz, "{:.3g}") for e in evaluations)],
+    ]
+    if not regression:
+        rows.append(["median certified radius", *(_cell(e.median_radius, "{:.3f}") for e in evaluations)])
+    for size in sizes:
+        rows.append([f"{what} at {size:g}", *(_cell(e.certified.get(size), share) for e in evaluations)])
+    for kind in kinds:
+        rows.append([f"AUROC of energy, {kind}", *(_cell(e.auroc.get(kind), "{:.3f}") for e in evaluations)])
+    if any(e.seconds is not None for e in evaluations):
+        rows.append(["training", *(_cell(e.seconds, "{:.1f} s") for e in evaluations)])
+    counts = dict.fromkeys(e.n_samples for e in evaluations)
+    return [f"{', '.join(map(str, counts))} samples", *(e.name for e in evaluations)], rows
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def as_page(title: str, evaluations: Sequence[Evaluation], image_shape: tuple[int, int] | None = None) -> str:
+    """Return a self-contained HTML page: the table, loss curves, certified accuracy, energies and filters."""
+    page = Page(title)
+    page.table(*as_table(evaluations))
+    page.heading("Learning")
+    # losses of different objectives have different scales, so each is shown relative to its first epoch
+    curves = {e.name: (range(1, len(e.model.loss_curve_) + 1), np.abs(e.model.loss_curve_)) for e in evaluations}
+    relative = {name: (epochs, losses / max(losses[0], 1e-30)) for name, (epochs, losses) in curves.items() if len(losses)}
+    page.lines("Loss of each epoch, relative to the first", "epoch", "loss", relative, log_y=True)
+    certified = {e.name: e.radii for e in evaluations if e.radii is not None}
+    if certified:
+        page.heading("Certified accuracy")
+        page.text(
+            "The share of samples that are classified correctly under every perturbation of the given Euclidean norm. It is "
+            "proven, with the solver's error and rounding inside it."
+        )
+        largest = max(float(radii.max()) for radii in certified.values())
+        grid = np.linspace(0.0, largest if largest > 0 else 1.0, 200)
+        shares = {name: (grid, [float(np.mean(radii > size)) for size in grid]) for name, radii in certified.items()}
+        page.lines("Certified accuracy against the size of the perturbation", "norm of the perturbation", "share", shares)
+    page.heading("Energy")
+    page.text("Low energy means familiar. The energy is not normalised: it orders inputs and is no log-likelihood.")
+    for e in evaluations:
+        page.histograms(f"Energies: {e.name}", "energy", e.energies)
+    if image_shape is not None:
+        page.heading("First-layer filters")
+        for e in evaluations:
+            filters = e.model.network_.W[0].detach().cpu().numpy().reshape(-1, *image_shape)
+            page.images(f"Rows of the first weight matrix: {e.name}", filters)
+    return page.html()

@@ -1,0 +1,232 @@
+"""Scoring: work done on every row of a table that may be larger than memory, by one rank or by many, to the same bits.
+
+The table is cut into chunks whose number and size do not depend on the ranks, and each rank takes some in a row. What is kept
+of a sample is a few numbers. They stay in memory, or they go into files, part by part, which are merged in the end; a run that
+is interrupted then continues with the parts that are missing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrrn.datasets.rows import DataError, Rows
+from lrrn.runtime import ranks, storage
+
+logger = logging.getLogger("lrrn.reports")
+
+Array = NDArray[Any]
+Columns = dict[str, Array]
+Work = Callable[[Array, Array | None, int], Columns]
+"""From features, targets and the number of a chunk to columns with as many rows."""
+PART_CHUNKS = 64
+"""Chunks in a part, unless a rank has fewer."""
+SUFFIXES = (".npz", ".parquet")
+
+
+def over_rows(rows: Rows, size: int, work: Work, parts: Parts | None = None) -> Columns:
+    """Apply ``work`` to all rows, shared by the ranks, and return its columns, merged in order, on every rank.
+
+    Parameters
+    ----------
+    rows : Rows
+        They are checked to be finite before any work is done.
+    size : int
+        Rows in a chunk.
+    work : callable
+    parts : Parts, optional
+        Where to keep the columns meanwhile; in memory if not given.
+
+    Returns
+    -------
+    dict of str to array
+    """
+    team = ranks.current()
+    n_chunks = -(-rows.n_samples // size)
+    mine = range(n_chunks)[team.part(n_chunks)]
+    _check(rows, mine, size)
+    if parts is None:
+        done = [columns for _, columns in _worked(rows, size, work, mine)]
+        return _merged([columns for share in team.gather(done) for columns in share])
+    present = parts.begin(rows, size)
+    for first, last in _missing(mine, present):
+        held: list[Columns] = []
+        for chunk, columns in _worked(rows, size, work, range(first, last)):
+            held.append(columns)
+            if len(held) == PART_CHUNKS or chunk == last - 1:
+                parts.write(chunk + 1 - len(held), chunk + 1, _merged(held))
+                held = []
+    team.gather(None)  # until everybody has written
+    return parts.finish(n_chunks)
+
+
+def _worked(rows: Rows, size: int, work: Work, chunks: range) -> Iterator[tuple[int, Columns]]:
+    if chunks:
+        stop = min(chunks[-1] * size + size, rows.n_samples)
+        for chunk, (X, y) in zip(chunks, rows.pieces(chunks[0] * size, stop, size), strict=True):
+            yield chunk, work(X, y, chunk)
+
+
+def _check(rows: Rows, chunks: range, size: int) -> None:
+    """Read this rank's rows once; raise the first error that any rank found, on all of them."""
+    error: DataError | None = None
+    try:
+        if chunks:
+            for _ in rows.checked(chunks[0] * size, min(chunks[-1] * size + size, rows.n_samples), size):
+                pass
+    except DataError as found:
+        error = found
+    for told in ranks.current().gather(error):
+        if told is not None:
+            raise told
+
+
+def _missing(mine: range, present: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the stretches of chunks that no part covers."""
+    covered = {chunk for first, last in present for chunk in range(first, last)}
+    first = None
+    for chunk in [*mine, None]:
+        if chunk is not None and chunk not in covered:
+            first = chunk if first is None else first
+        elif first is not None:
+            yield first, (mine.stop if chunk is None else chunk)
+            first = None
+
+
+def _merged(parts: list[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+@final
+class Parts:
+    """Files with columns of some chunks each, in a folder beside the file they will be merged into.
+
+    Parameters
+    ----------
+    path : path-like
+        The file to make, ``.npz`` or ``.parquet``.
+    run : dict
+        What makes this run another one than others: parts of other runs are refused.
+    """
+
+    def __init__(self, path: Path, run: dict[str, Any]) -> None:
+        if path.suffix not in SUFFIXES:
+            raise ValueError(f"results of samples are written as {' or '.join(SUFFIXES)}; got {path}")
+        if path.suffix == ".parquet":
+            _pyarrow(path)
+        storage.check_writable(path)
+        self._path, self._run = path, run
+        self._folder = path.with_name(path.name + ".parts")
+
+    def begin(self, rows: Rows, size: int) -> list[tuple[int, int]]:
+        """Make the folder, or find what an interrupted run left there; return the stretches of chunks present."""
+        run = {**self._run, "data": _stamp(rows), "chunk": size}
+        team, record = ranks.current(), self._folder / "run.json"
+        team.check_same("samples or settings", run)
+
+        def prepare() -> list[tuple[int, int]]:
+            self._folder.mkdir(exist_ok=True)
+            if record.is_file() and self._recorded(record) != json.loads(json.dumps(run)):
+                raise ValueError(
+                    f"{self._folder} holds parts of another run, with another model, other data or settings; "
+                    "remove it, or write elsewhere"
+                )
+            storage.write_bytes(record, json.dumps(run).encode())
+            present = [self._stretch(part) for part in sorted(self._folder.glob("part-*.npz"))]
+            if present:
+                logger.info("continuing with %d parts in %s", len(present), self._folder)
+            return present
+
+        return team.on_main(prepare)
+
+    def write(self, first: int, last: int, columns: Columns) -> None:
+        """Keep the columns of chunks ``first`` to ``last``."""
+        storage.write_bytes(self._folder / f"part-{first:09d}-{last:09d}.npz", _npz(columns))
+
+    def finish(self, n_chunks: int) -> Columns:
+        """Read all parts; rank 0 merges them into one file and removes them."""
+        team, at, columns = ranks.current(), 0, list[Columns]()
+        for part in sorted(self._folder.glob("part-*.npz")):
+            first, last = self._stretch(part)
+            if first != at:
+                break
+            columns.append(self._columns(part))
+            at = last
+        if at != n_chunks:
+            raise FileNotFoundError(
+                f"{self._folder} lacks the part that begins with chunk {at}; ranks on several machines need a folder they share"
+            )
+        merged = _merged(columns)
+        team.gather(None)  # until everybody has read
+        team.on_main(lambda: self._merge(merged))
+        return merged
+
+    def _merge(self, columns: Columns) -> None:
+        storage.write_bytes(self._path, _npz(columns) if self._path.suffix == ".npz" else _parquet(self._path, columns))
+        shutil.rmtree(self._folder)
+
+    def _stretch(self, part: Path) -> tuple[int, int]:
+        found = re.fullmatch(r"part-([0-9]{9})-([0-9]{9})", part.stem)
+        if found is None:
+            raise self._damaged(part, "parts have other names")
+        return int(found[1]), int(found[2])
+
+    def _recorded(self, record: Path) -> Any:
+        try:
+            return json.loads(record.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(record, error) from error
+
+    def _columns(self, part: Path) -> Columns:
+        try:
+            with part.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (ValueError, AttributeError, LookupError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise self._damaged(part, error) from error
+
+    def _damaged(self, file: Path, reason: object) -> storage.FileFormatError:
+        return storage.FileFormatError(f"{file} is damaged ({reason}); remove it, and the same command makes it anew")
+
+
+def _stamp(rows: Rows) -> list[Any]:
+    """Tell a table from others of the same name."""
+    path = Path(rows.name)
+    file = [path.stat().st_size, path.stat().st_mtime_ns] if path.is_file() else []
+    return [rows.name, rows.n_samples, rows.n_features, rows.has_targets, *file]
+
+
+def _npz(columns: Columns) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **columns)
+    return content.getvalue()
+
+
+def _parquet(path: Path, columns: Columns) -> bytes:
+    pyarrow = _pyarrow(path)
+    from pyarrow import parquet
+
+    flat: Columns = {}
+    for name, column in columns.items():
+        flat.update({name: column} if column.ndim == 1 else {f"{name} {j}": values for j, values in enumerate(column.T)})
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.table({name: np.ascontiguousarray(values) for name, values in flat.items()}), content)
+    return content.getvalue()
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ValueError(f"writing {path} needs pyarrow; install it with pip install 'lrrn[parquet]'") from error
+    return pyarrow

@@ -1,0 +1,1 @@
+"""Process policy: threads, ranks, devices, precision, files. No mathematics."""

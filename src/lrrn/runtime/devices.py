@@ -1,0 +1,38 @@
+"""Where to compute."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+
+def choose_device(name: str) -> torch.device:
+    """Turn "auto", "cpu" or "cuda" into a device that exists."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
+        raise ValueError(f"unknown device {name!r}; use 'auto', 'cpu' or 'cuda'")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for and no CUDA device is available; use 'cpu' or 'auto'")
+    return torch.device(name)
+
+
+def open_connections() -> None:
+    """Let CUDA, if it has not begun yet, open a connection for each of many streams: those that share one wait for another."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+def has_kernels(t: Tensor) -> bool:
+    """Whether kernels run where a tensor is: they need Triton, and a CUDA device unless Triton only interprets."""
+    return find_spec("triton") is not None and (t.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def to_dtype(name: str) -> torch.dtype:
+    """Turn "float32" or "float64" into torch's dtype."""
+    known = {"float32": torch.float32, "float64": torch.float64}
+    if name not in known:
+        raise ValueError(f"unknown dtype {name!r}; use one of {', '.join(known)}")
+    return known[name]

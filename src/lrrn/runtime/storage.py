@@ -1,0 +1,234 @@
+"""Files: safetensors with a JSON header, written atomically; reading never executes code."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+VERSION = 1
+"""Version of the layout of all files this package writes."""
+_KEY = "lrrn"
+
+
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space there, or choose another folder"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose a folder that can be written, or change its permissions"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "make its folder first"),
+    errno.EISDIR: "name a file, not a folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+class FileFormatError(ValueError):
+    """A file is truncated, foreign or too new to be read."""
+
+
+class WriteError(OSError):
+    """A file could not be written; what was there before is as it was."""
+
+
+def write(path: str | os.PathLike[str], kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    """Write tensors and a header so that the file is either the old or the new one, never half of it.
+
+    Parameters
+    ----------
+    path : path-like
+        Where to write.
+    kind : str
+        What the file holds, checked when it is read.
+    tensors : dict of str to Tensor
+    header : dict
+        Anything JSON can hold.
+    """
+    envelope = {"kind": kind, "version": VERSION, "header": header}
+    contiguous = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    write_bytes(path, save(contiguous, metadata={_KEY: json.dumps(envelope)}))
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file atomically: to a temporary neighbour, flushed to disk, then renamed. What is no file is just written to.
+
+    Parameters
+    ----------
+    path : path-like
+    content : bytes
+
+    Raises
+    ------
+    WriteError
+        The disk is full, the folder cannot be written, and the like. The file is then what it was before.
+    """
+    target, part = _behind_links(path), None
+    try:
+        if _is_special(path):
+            with open(path, "ab") as file:
+                file.write(content)
+            return
+        handle, part = tempfile.mkstemp(dir=target.parent, prefix=_prefix(target), suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(part, 0o644)
+        os.replace(part, target)
+        part = None
+    except OSError as error:
+        raise write_error(path, error, len(content)) from error
+    finally:
+        if part is not None:
+            Path(part).unlink(missing_ok=True)
+
+
+def _behind_links(path: str | os.PathLike[str]) -> Path:
+    """Return the file a path stands for, so that links stay links and the temporary neighbour is on the same disk."""
+    return Path(os.path.realpath(path))
+
+
+def _is_special(path: str | os.PathLike[str]) -> bool:
+    """Whether this is a device or a pipe, or standard output, behind which there may be a file: they are never replaced."""
+    stream = os.path.abspath(path).startswith(("/dev/stdout", "/dev/stderr", "/dev/fd/"))
+    return os.path.exists(path) and (stream or not (os.path.isfile(path) or os.path.isdir(path)))
+
+
+def _prefix(target: Path) -> str:
+    """Return how the names of a file's temporary neighbours begin; of a long name what leaves room for the rest."""
+    name = os.fsencode(target.name)
+    if len(name) <= 200:
+        return f".{target.name}."
+    return f".{hashlib.blake2b(name, digest_size=16).hexdigest()}."
+
+
+def write_error(path: str | os.PathLike[str], error: OSError, size: int | None = None) -> WriteError:
+    """Return the error to raise when writing a file failed: it names the file, the reason and what to do."""
+    needed = "" if size is None else f" ({size} bytes to write)"
+    remedy = _REMEDIES.get(error.errno or 0, "choose another place")
+    intact = "; what the file held before is intact" if os.path.isfile(path) else ""
+    told = WriteError(f"cannot write {path}: {error.strerror or error}{needed}; {remedy}{intact}")
+    told.errno = error.errno
+    return told
+
+
+def clear_remains(path: str | os.PathLike[str]) -> None:
+    """Remove what a process killed while writing this file left beside it."""
+    target = _behind_links(path)
+    for part in target.parent.glob(f"{glob.escape(_prefix(target))}*.part"):
+        try:
+            part.unlink(missing_ok=True)
+        except OSError:  # in the way of nothing: writing will tell if the folder has become read-only
+            continue
+
+
+def read(path: str | os.PathLike[str], *kinds: str) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    """Read a file written by :func:`write`.
+
+    Parameters
+    ----------
+    path : path-like
+        The file.
+    *kinds : str
+        What it may hold.
+
+    Returns
+    -------
+    kind : str
+    tensors : dict of str to Tensor
+    header : dict
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    FileFormatError
+        It is truncated, damaged, foreign, of another kind or of a newer release.
+    OSError
+        It cannot be read.
+    """
+    check_readable(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if _KEY not in metadata:
+                raise FileFormatError(f"{path} is a safetensors file, but not one that lrrn wrote")
+            envelope = json.loads(metadata[_KEY])
+            version = envelope["version"]
+            if version > VERSION:
+                raise FileFormatError(
+                    f"{path} has format version {version} and this release of lrrn reads up to {VERSION}: update lrrn"
+                )
+            if envelope["kind"] not in kinds:
+                raise FileFormatError(f"{path} holds a {envelope['kind']}, not a {' or '.join(kinds)}")
+            # copies: a tensor that is a view of the file would go when the file is cut off
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
+            return envelope["kind"], tensors, envelope["header"]
+    except FileFormatError:
+        raise
+    except (SafetensorError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise FileFormatError(
+            f"{path} is damaged or not a file that lrrn wrote ({error}); restore it from a copy, or remove it and make it anew"
+        ) from error
+
+
+def check_readable(path: str | os.PathLike[str]) -> None:
+    """Raise FileNotFoundError, or what else the system says, if a file cannot be read."""
+    try:
+        if os.path.isfile(path):
+            with open(path, "rb"):
+                return
+    except ValueError:  # a name that no file can have
+        pass
+    raise FileNotFoundError(f"no file {path}")
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise before any work is done if a file cannot be written there."""
+    if "\0" in os.fspath(path):
+        raise WriteError(f"cannot write {os.fspath(path)!r}: no file can have this name; choose another")
+    if _is_special(path):
+        return
+    folder = _behind_links(path).parent
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"cannot write {path}: the folder {folder} does not exist; make it first")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"cannot write {path}: the folder {folder} is read-only; choose another")
+    try:
+        if os.path.isdir(path):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.path.lexists(path):
+            _try_name(path)
+        # permissions are not all that can stand in the way
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def _try_name(path: str | os.PathLike[str]) -> None:
+    """Raise what the system has against a name, other than that there is no such file."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+
+
+def fingerprint(*tensors: Tensor | None) -> str:
+    """Identify data by their shapes, types and a thousand of their rows."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        if tensor is None:
+            digest.update(b"none")
+            continue
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        rows = tensor.detach()[:: max(1, len(tensor) // 1000)]
+        digest.update(rows.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,143 @@
+"""Suite ``certify``: radii per second by method, and the time that bounds take by the size of the network."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from lrrn.certificates import certify
+from lrrn.certificates.outputs import pair_constants
+from lrrn.certificates.radius import METHODS
+from lrrn.studies.bench.clock import Settings, best_of_threads
+from lrrn.studies.bench.journal import Journal
+from lrrn.studies.bench.problems import name_of, random_network, trained
+from lrrn.studies.bench.tables import Part, Table, number, seconds
+
+logger = logging.getLogger("lrrn.studies.bench")
+
+HIDDEN = (64, 256, 1024)
+LOCAL = 20
+"""Samples of the method that works sample by sample."""
+BUDGETS = {"auto": 5.0, "multiplier": 60.0}
+"""Seconds that bounds may optimise for here; the default of "multiplier" is 300."""
+
+
+def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
+    """Time certificates on real weights and bounds of random networks."""
+    hidden = (8,) if settings.quick else HIDDEN
+    records = journal.once("radii", _radii, settings)
+    for width in hidden:
+        records = records + journal.once(f"bounds at width {width}", _bounds, width, settings)
+    return records
+
+
+def _radii(settings: Settings) -> list[dict[str, Any]]:
+    n = 100 if settings.quick else 10_000
+    net, x, name = trained(settings, n)
+    budget = 0.2 if settings.quick else None
+    records = []
+    for method in METHODS:
+        m = n if method != "local" else 2 if settings.quick else LOCAL
+        logger.info("radii: %s", method)
+        start = time.perf_counter()
+        certify(net, x[:1], method, seconds=budget)
+        constants = time.perf_counter() - start
+
+        def work(method: str = method, m: int = m) -> torch.Tensor:
+            return certify(net, x[:m], method, seconds=budget).radius
+
+        timing = best_of_threads(work, settings.repeats if method != "local" else 1)
+        records.append(
+            {
+                "kind": "radii",
+                "network": name,
+                "units": sum(net.sizes[1:-1]),
+                "method": method,
+                "samples": m,
+                "first_seconds": constants,
+                **timing.as_json(),
+                "radii_per_second": m / timing.seconds,
+                "median_radius": float(work().median()),
+            }
+        )
+    return records
+
+
+def _bounds(width: int, settings: Settings) -> list[dict[str, Any]]:
+    """Time the bound on the whole network and on the 45 pairs of outputs, once each: they are deterministic and long."""
+    net = random_network((784, width, width, 10), settings.seed, torch.float64)
+    spectral = float(net.lipschitz("spectral"))
+    i, j = torch.tril_indices(10, 10, -1)
+    pairs = pair_constants(net, "spectral").rho[i, j]
+    records = []
+    for method in ("paper", "spectral", "auto", "multiplier"):
+        budget = None if method not in BUDGETS else 0.2 if settings.quick else BUDGETS[method]
+        logger.info("bounds: %s, %s", name_of(net), method)
+        fresh = random_network((784, width, width, 10), settings.seed, torch.float64)  # nothing remembered
+        start = time.perf_counter()
+        value = float(fresh.lipschitz(method, seconds=budget))
+        whole = time.perf_counter() - start
+        fresh = random_network((784, width, width, 10), settings.seed, torch.float64)
+        start = time.perf_counter()
+        rho = pair_constants(fresh, "pairwise" if method == "paper" else method, budget).rho[i, j]
+        records.append(
+            {
+                "kind": "bounds",
+                "network": name_of(net),
+                "units": 2 * width,
+                "method": method,
+                "budget": budget,
+                "network_seconds": whole,
+                "network_bound": value,
+                "network_ratio": value / spectral,
+                "pairs_seconds": time.perf_counter() - start,
+                "pairs_ratio": statistics.median((rho / pairs).tolist()),
+            }
+        )
+    return records
+
+
+def present(records: list[dict[str, Any]]) -> list[Part]:
+    """Turn the records into a table of rates and one of bounds."""
+    radii = [record for record in records if record["kind"] == "radii"]
+    bounds = [record for record in records if record["kind"] == "bounds"]
+    rates = [
+        (
+            record["method"],
+            f"{record['samples']:,}",
+            seconds(record["first_seconds"]),
+            seconds(record["seconds"]),
+            seconds(record["spread"]),
+            number(record["radii_per_second"]),
+            number(record["median_radius"]),
+            str(record["threads"]),
+        )
+        for record in radii
+    ]
+    sizes = [
+        (
+            record["network"],
+            record["method"],
+            seconds(record["network_seconds"]),
+            f"{record['network_ratio']:.3f}",
+            seconds(record["pairs_seconds"]),
+            f"{record['pairs_ratio']:.3f}",
+        )
+        for record in bounds
+    ]
+    return [
+        Table(
+            f"Certified radii, {radii[0]['network']}, {radii[0]['units']} units; constants are computed on the first sample",
+            ("method", "samples", "first sample", "seconds", "+-", "radii a second", "median radius", "threads"),
+            rates,
+        ),
+        Table(
+            "Lipschitz bounds, random weights: of the network, and the median over the 45 pairs of outputs",
+            ("network", "method", "network", "times spectral", "45 pairs", "times spectral"),
+            sizes,
+        ),
+    ]

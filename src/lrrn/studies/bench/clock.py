@@ -1,0 +1,132 @@
+"""How it is measured: one thread policy, warm-up outside the clock, medians with spread.
+
+Every contender is timed with one thread and with all of them, and the better time counts: at these sizes more threads are not
+always faster. Contenders that know nothing of threads are timed with one; jax keeps its own and is timed as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from lrrn.runtime.machine import cores as cores
+from lrrn.runtime.machine import processor
+
+POLICY = (
+    "Each contender gets the better of one and of all threads, warm-up outside the clock; "
+    "medians of repeats, +- half their range."
+)
+
+
+class Timing(NamedTuple):
+    """Median seconds of some repeats, half their range, and the threads they ran with (0: the contender's own choice)."""
+
+    seconds: float
+    spread: float
+    threads: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the three numbers by name."""
+        return self._asdict()
+
+
+@final
+@dataclass(frozen=True)
+class Settings:
+    """What a run of the benchmark may be told.
+
+    Parameters
+    ----------
+    quick : bool
+        Smoke sizes: every suite in about two minutes together.
+    seed : int
+        Seed of everything random.
+    repeats : int
+        Timings per contender; their median counts.
+    samples : int
+        Samples of the training epoch.
+    rows : int
+        Rows of the memory map whose certification is watched for its memory.
+    model : path, optional
+        A saved model with real weights, for the suites ``solve`` and ``certify``; trained on digits if not given.
+    root : path, optional
+        Folder of the MNIST family, which such a model is run on.
+    """
+
+    quick: bool = False
+    seed: int = 0
+    repeats: int = 5
+    samples: int = 60_000
+    rows: int = 1_000_000
+    model: Path | None = None
+    root: Path | None = None
+
+
+def spread(times: Sequence[float]) -> float:
+    """Half the range."""
+    return (max(times) - min(times)) / 2
+
+
+def measure(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """Return the median of ``repeats`` timings and half their range."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times), spread(times)
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    """Give torch, and the BLAS of NumPy and SciPy, ``n`` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        with threadpool_limits(n):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def best_of_threads(run: Callable[[], Any], repeats: int, options: Sequence[int] | None = None) -> Timing:
+    """Time ``run`` with each number of threads, by default one and all, and return the better; warms up first.
+
+    A 0 among the options stands for a contender that keeps its own threads.
+    """
+    timings = []
+    for n in options or sorted({1, cores()}):
+        with threads(n or cores()):
+            run()
+            timings.append(Timing(*measure(run, repeats), n))
+    return min(timings)
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """Fit y = c x^p by least squares in the logarithms and return p; nan with fewer than two points."""
+    if len(x) < 2:
+        return math.nan
+    return float(np.polyfit(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)), 1)[0])
+
+
+def machine() -> dict[str, Any]:
+    """Describe what the figures were measured on."""
+    return {
+        "processor": processor(),
+        "cores": cores(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }

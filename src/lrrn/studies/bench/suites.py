@@ -1,0 +1,88 @@
+"""The suites by name: each runs to a list of plain records, and presents such a list as tables and charts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lrrn
+from lrrn.runtime.storage import write_bytes
+from lrrn.studies.bench import certify, depth, grad, scaling, solve, train
+from lrrn.studies.bench.clock import POLICY, Settings, machine
+from lrrn.studies.bench.headlines import headlines
+from lrrn.studies.bench.journal import Journal
+from lrrn.studies.bench.tables import Part, as_markdown, as_page
+
+SUITES = {"solve": solve, "depth": depth, "grad": grad, "train": train, "certify": certify, "scaling": scaling}
+
+INTRODUCTION = (
+    f"{POLICY} Every answer is held against a float64 reference: a contender that misses the required error is shown with the "
+    "error it reached, and never wins. Peers that take too long are timed on fewer samples and scaled; their note says so. "
+    "`make bench` makes the environments and repeats all of it; `lrrn bench --quick` is a smoke run of two minutes."
+)
+ABOUT = {
+    "solve": "One free phase by every contender, to the same error, each at the loosest tolerance that reaches it.",
+    "depth": "A sweep of coordinate descent touches the non-zero blocks of H only, so its cost follows their number.",
+    "grad": "From the network's parameters to the gradient of one scalar by all of them; peers get H and q built in torch.",
+    "train": "One epoch on random images of the size of MNIST. Learners take turns, so that a change of pace hurts all alike.",
+    "certify": "Radii once the constants are known, and what the constants cost by the size of the network.",
+    "scaling": "Inference by `net.infer` along one axis at a time, exponents by least squares in the logarithms.",
+}
+
+Results = dict[str, dict[str, Any]]
+"""By suite: the machine it ran on, the settings that matter, and its records."""
+
+
+def run(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
+    """Run one suite and return its machine, settings and records, ready for ``json.dump``."""
+    kept = {"quick": settings.quick, "seed": settings.seed, "repeats": settings.repeats}
+    records = SUITES[name].run(settings, journal)
+    return {"machine": machine(), "policy": POLICY, "settings": kept, "sittings": journal.sittings, "records": records}
+
+
+def journal(name: str, settings: Settings, path: Path | None) -> Journal:
+    """Return where a suite keeps what it has until its results are written to ``path``: a file beside that one."""
+    if path is None:
+        return Journal()
+    about = {"suite": name, "version": lrrn.__version__, "settings": {k: str(v) for k, v in asdict(settings).items()}}
+    return Journal(path.with_name(f"{path.name}.{name}.part"), {**about, "machine": machine()})
+
+
+def present(name: str, result: dict[str, Any]) -> Sequence[Part]:
+    """Return the tables and charts of one suite's result."""
+    return SUITES[name].present(result["records"])
+
+
+def read_json(path: Path) -> Results:
+    """Return what an earlier run wrote, or say why that cannot be."""
+    try:
+        results: Results = json.loads(path.read_text())
+        if not isinstance(results, dict) or not all(name in SUITES and "records" in results[name] for name in results):
+            raise ValueError("it has other names in it")
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} does not hold results of lrrn bench: {error}") from error
+    return results
+
+
+def write_json(path: Path, results: Results, update: bool) -> Results:
+    """Write results to a file and return what it then holds; ``update`` keeps the other suites that were there."""
+    before = read_json(path) if update and path.is_file() else {}
+    both = {**before, **results}
+    ordered = {name: both[name] for name in SUITES if name in both}
+    write_bytes(path, (json.dumps(ordered, indent=1) + "\n").encode())
+    return ordered
+
+
+def document(results: Results, markdown: bool = False) -> str:
+    """Return results as a page in one file, with charts, or as Markdown without."""
+    full = {name: result["records"] for name, result in results.items() if not result["settings"]["quick"]}
+    sections: dict[str, tuple[str, Sequence[Part]]] = {"In short": (INTRODUCTION, [headlines(full)])}
+    for name, result in results.items():
+        where = result["machine"]
+        words = f"{ABOUT[name]} Measured by `lrrn bench --suite {name}` on {where['processor']}, {where['cores']} cores"
+        words += f", Python {where['python']}, torch {where['torch']}, {where['date']}."
+        sections[name] = (words, present(name, result))
+    return (as_markdown if markdown else as_page)("Benchmarks", sections)

@@ -1,0 +1,152 @@
+"""The plain loop that baselines learn by: any module, any loss, mini-batches; it can be interrupted and continued."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from lrrn.learning import checkpoint
+from lrrn.learning.schedules import schedule
+from lrrn.runtime import storage
+from lrrn.runtime.storage import write_bytes
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From a batch and its class numbers to the mean loss."""
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """How to learn.
+
+    Attributes
+    ----------
+    epochs, batch_size : int
+    learning_rate : float
+    optimizer : {"adam", "nesterov"}
+    momentum : float
+        Of Nesterov's method.
+    schedule : {None, "cosine", "one_cycle"}
+    decay : float
+        What the learning rate is multiplied by after each epoch, besides the schedule.
+    shift_share : float
+        Share of the images that are moved by one pixel, up, down, left or right, whenever they are seen.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    optimizer: str = "adam"
+    momentum: float = 0.9
+    schedule: str | None = None
+    decay: float = 1.0
+    shift_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1 or not self.learning_rate > 0:
+            raise ValueError(
+                f"epochs and batch_size must be at least 1 and learning_rate above 0; got {self.epochs}, {self.batch_size} and "
+                f"{self.learning_rate}"
+            )
+        if self.optimizer not in ("adam", "nesterov"):
+            raise ValueError(f"unknown optimizer {self.optimizer!r}; use adam or nesterov")
+        schedule(self.schedule)
+
+
+def train(model: nn.Module, loss: Loss, x: Tensor, label: Tensor, plan: Plan, seed: int, folder: Path | None = None) -> float:
+    """Train a module in place.
+
+    Parameters
+    ----------
+    model : nn.Module
+    loss : callable
+        Of a batch and its labels; it is the one to call the module.
+    x : Tensor of shape (n, d)
+        On the module's device.
+    label : int64 Tensor of shape (n,)
+    plan : Plan
+    seed : int
+        Of the order of the samples and of the shifts; the same seed gives the same batches wherever the run was interrupted.
+    folder : Path, optional
+        For the checkpoint after each epoch and one line a finished epoch.
+
+    Returns
+    -------
+    float
+        Seconds that all epochs took, those before an interruption included.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer: torch.optim.Optimizer
+    if plan.optimizer == "adam":
+        optimizer = torch.optim.Adam(parameters, lr=plan.learning_rate)
+    else:
+        optimizer = torch.optim.SGD(parameters, lr=plan.learning_rate, momentum=plan.momentum, nesterov=True)
+    file = None if folder is None else folder / "state.ckpt"
+    settings = {**asdict(plan), "seed": seed, "data": storage.fingerprint(x, label)}
+    groups: dict[str, Sequence[Tensor]] = {"model": list(model.state_dict().values())}
+    position = checkpoint.Position()
+    if file is not None and file.is_file():
+        position = checkpoint.restore(file, settings, groups, optimizer)
+    model.train()
+    while position.epoch < plan.epochs:
+        start = time.perf_counter()
+        mean = _epoch(loss, optimizer, x, label, plan, seed, position.epoch)
+        if not math.isfinite(mean):
+            raise ArithmeticError(f"the loss of epoch {position.epoch + 1} is {mean}; lower the learning rate")
+        position.epoch += 1
+        seconds = time.perf_counter() - start
+        position.history.append({"stage": position.stage, "epoch": position.epoch, "loss": mean, "seconds": seconds})
+        if file is not None:
+            checkpoint.save(file, settings, position, groups, optimizer)
+            write_bytes(file.with_name("log.jsonl"), "".join(json.dumps(r) + "\n" for r in position.history).encode())
+    model.eval()
+    return float(sum(record["seconds"] for record in position.history))
+
+
+def _epoch(loss: Loss, optimizer: torch.optim.Optimizer, x: Tensor, label: Tensor, plan: Plan, seed: int, epoch: int) -> float:
+    generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
+    batches = torch.randperm(len(x), generator=generator).to(x.device).split(plan.batch_size)
+    factor, total = schedule(plan.schedule), torch.zeros((), device=x.device)
+    for step, rows in enumerate(batches):
+        progress = (epoch + step / len(batches)) / plan.epochs
+        for group in optimizer.param_groups:
+            group["lr"] = plan.learning_rate * factor(progress) * plan.decay**epoch
+        value = loss(shifted(x[rows], plan.shift_share, generator), label[rows])
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        total += value.detach() * len(rows)
+    return float(total) / len(x)
+
+
+def shifted(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Move a share of square images by one pixel, each in one of four directions; what comes in at the edge is black."""
+    if share == 0:
+        return x
+    side = math.isqrt(x.shape[1])
+    if side * side != x.shape[1]:
+        raise ValueError(f"only square images can be shifted; got {x.shape[1]} features")
+    draws = torch.rand(len(x), generator=generator).to(x.device)
+    images = x.reshape(-1, side, side)
+    result = images.clone()
+    for way, (axis, step) in enumerate(((1, 1), (1, -1), (2, 1), (2, -1))):
+        chosen = (draws >= way * share / 4) & (draws < (way + 1) * share / 4)
+        moved = images[chosen].roll(step, axis)
+        moved.select(axis, 0 if step > 0 else side - 1).zero_()
+        result[chosen] = moved
+    return result.reshape(x.shape)
+
+
+def seeded(make: Callable[[], Any], seed: int) -> Any:
+    """Call what draws from torch's global generator, with a seed, and leave that generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()

@@ -1,0 +1,202 @@
+"""What the record measures, whatever it is: labels, proven radii, attacks."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Protocol, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lrrn.attacks import as_image_model
+from lrrn.certificates.radius import certify_solution
+from lrrn.estimators import LRRNClassifier
+from lrrn.network.solution import Solution
+from lrrn.qp import DEFAULT_TOL
+from lrrn.reports import audit
+from lrrn.runtime.threads import blas_threads
+from lrrn.studies.common.measures import METHODS
+from lrrn.studies.record.baselines import Baseline
+
+Array = NDArray[Any]
+EPS = (0.1, 0.3, 0.5, 1.0, 1.58)
+"""Sizes of perturbations for certified and attacked accuracy."""
+SHARED, LOCAL = "shared", "local"
+"""Radii seen from each image: of all at once, and of the first ones one by one."""
+ROWS = 2048
+"""Samples that scores are computed for at once."""
+
+
+class Contender(Protocol):
+    """A trained classifier; labels are class numbers.
+
+    Attributes
+    ----------
+    methods : tuple of str
+        Of certificates, from loose to tight, that take little time for each sample.
+    has_local : bool
+        Whether there are methods that look at each sample.
+    n_parameters : int
+    """
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Quick certificates."""
+
+    @property
+    def has_local(self) -> bool:
+        """Whether ``radii`` knows "shared" and "local"."""
+
+    @property
+    def n_parameters(self) -> int:
+        """Numbers learnt or kept."""
+
+    def predict(self, X: Array) -> Array:
+        """Return labels."""
+
+    def radii(self, X: Array, method: str) -> Array:
+        """Return proven radii."""
+
+    def attack(self, X: Array, y: Array, seed: int) -> Array:
+        """Return distances of the nearest attacks that our own code finds: 0 where the label is wrong, inf where none."""
+
+    def image_model(self) -> nn.Module:
+        """Return a module that other people's attacks understand, from images to scores."""
+
+
+@final
+class Lifted:
+    """One of our classifiers.
+
+    Parameters
+    ----------
+    model : LRRNClassifier
+        Fitted, with classes 0, 1, ...
+    bound_seconds : float
+        Budget of the multiplier bounds, as in :func:`lrrn.certify`.
+    """
+
+    methods = METHODS
+    has_local = True
+
+    def __init__(self, model: LRRNClassifier, bound_seconds: float) -> None:
+        if model.standardize:
+            raise ValueError(
+                "rows of the record measure in the units of the network's inputs; leave standardize out of recipes"
+            )
+        self._model, self._seconds = model, bound_seconds
+        self._solved: dict[bytes, Solution] = {}
+
+    @property
+    def n_parameters(self) -> int:
+        """Numbers learnt."""
+        return sum(p.numel() for p in self._model.network_.parameters())
+
+    def predict(self, X: Array) -> Array:
+        """Return labels."""
+        known = self._solved.get(_digest(X))
+        return self._model.predict(X) if known is None else known.output.argmax(-1).cpu().numpy()
+
+    def radii(self, X: Array, method: str) -> Array:
+        """Return proven radii; the constants they rest on are computed once, and images solved once for all methods."""
+        net, tol, key = self._model.network_, DEFAULT_TOL[torch.float64], _digest(X)
+        x = torch.from_numpy(X).to(net.W[0].device, torch.float64)
+        # BLAS threads pay off for wide networks only
+        with blas_threads(1 if sum(net.sizes[1:]) < 512 else torch.get_num_threads()):
+            solution = self._solved[key] if key in self._solved else net.infer(x, tol=tol)
+            if method != LOCAL:
+                self._solved[key] = solution
+            certificate = certify_solution(net, x, solution, method, "deployed", self._seconds, tol)
+        return certificate.radius.cpu().numpy()
+
+    def attack(self, X: Array, y: Array, seed: int) -> Array:
+        """Attack as ``lrrn attack`` does."""
+        distances = audit.attack("", self._model, X, y, EPS, "paper", seed=seed).distances
+        assert distances is not None
+        return distances
+
+    def image_model(self) -> nn.Module:
+        """Return the network on images."""
+        return as_image_model(self._model, _image(self._model.n_features_in_))
+
+
+@final
+class Plain:
+    """A baseline.
+
+    Parameters
+    ----------
+    model : Baseline
+    """
+
+    has_local = False
+
+    def __init__(self, model: Baseline) -> None:
+        self._model = model
+        self._device = next(model.parameters()).device
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Certificates of its kind."""
+        return self._model.methods
+
+    @property
+    def n_parameters(self) -> int:
+        """Numbers learnt or kept."""
+        return self._model.n_parameters
+
+    def _inputs(self, X: Array) -> Tensor:
+        return torch.from_numpy(np.asarray(X)).to(self._device, torch.float64)
+
+    @torch.no_grad()
+    def predict(self, X: Array) -> Array:
+        """Return labels."""
+        return torch.cat([self._model(x).argmax(-1) for x in self._inputs(X).split(ROWS)]).cpu().numpy()
+
+    @torch.no_grad()
+    def radii(self, X: Array, method: str) -> Array:
+        """Return proven radii."""
+        return self._model.radii(self._inputs(X), method).cpu().numpy()
+
+    def attack(self, X: Array, y: Array, seed: int) -> Array:
+        """Attack by the code that attacks ours."""
+        rows = np.flatnonzero(self.predict(X) == y)
+        distances = np.zeros(len(X))
+        if len(rows) == 0:
+            return distances
+        x, label = self._inputs(X[rows]), torch.from_numpy(y[rows])
+
+        def measured(some: Array, moved: Tensor) -> Array:
+            where = moved.cpu().numpy()
+            norms = np.linalg.norm(where - X[rows[some]], axis=1)
+            return np.where(self.predict(where) != y[rows[some]], norms, np.inf)
+
+        distances[rows] = audit.found_by_attacks(self._model, x, label, EPS, measured, seed=seed)
+        return distances
+
+    def image_model(self) -> nn.Module:
+        """Return the baseline on images."""
+        return _OnImages(self._model)
+
+
+@final
+class _OnImages(nn.Module):
+    """Images of any float type to scores of that type, computed in float64."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.flatten(1).to(torch.float64)).to(x.dtype)
+
+
+def _digest(X: Array) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(X).tobytes()).digest()
+
+
+def _image(n_features: int) -> tuple[int, int, int]:
+    side = round(n_features**0.5)
+    return 1, side, side

@@ -1,0 +1,234 @@
+"""One call for the record: train, certify and attack our networks and the baselines on one data set, and report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from lrrn.runtime.storage import write_bytes
+from lrrn.studies.common import report
+from lrrn.studies.common.pool import in_processes
+from lrrn.studies.common.runs import DATA
+from lrrn.studies.common.sections import Section
+from lrrn.studies.record import record_report
+from lrrn.studies.record.earlier import FILE, ITEM, earlier
+from lrrn.studies.record.recipes import ROWS
+from lrrn.studies.record.rows import Extent, Row, images, plan
+from lrrn.studies.record.scores import disagreements, figures
+from lrrn.studies.record.stages import STAGES, Effort, execute, finished
+
+logger = logging.getLogger("lrrn.studies.record")
+
+QUICK = Extent(samples=1000, tests=100, quick=True)
+QUICK_EFFORT = {"images": 5, "autoattack": 2, "steps": 5, "queries": 20, "bound_seconds": 1.0}
+
+
+@final
+@dataclass(frozen=True)
+class Record:
+    """What a record came to.
+
+    Attributes
+    ----------
+    sections : list of Section
+        Tables and figures.
+    table : list of str, list of list of str
+        The main figures: headings and lines.
+    failed : dict of str to str
+        Rows that failed, and why.
+    disagreements : list of str
+        Where an attack contradicts a certificate: none, unless there is a bug.
+    seconds : float
+        Wall time of this call.
+    """
+
+    sections: list[Section]
+    table: tuple[list[str], list[list[str]]]
+    failed: dict[str, str]
+    disagreements: list[str]
+    seconds: float
+
+
+def record(
+    data: str,
+    work: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    rows: Sequence[str] | None = None,
+    seeds: int = 3,
+    validation: bool = False,
+    stages: Sequence[str] = STAGES,
+    n_images: int | None = None,
+    n_autoattack: int | None = None,
+    budget: float | None = None,
+    quick: bool = False,
+    jobs: int | None = None,
+    root: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    download: bool = True,
+    report_only: bool = False,
+) -> Record:
+    """Train, certify and attack networks and baselines, and write the report.
+
+    Rows that were finished before are not repeated, interrupted ones continue; a row belongs to its recipe, so another recipe
+    begins anew. Rows and stages may be carried out on several machines if the folder ``work`` goes from one to the next.
+
+    Rows that are not certified in ``work`` keep the figures they have in the ``results.json`` that lies in ``output``, if that
+    is of the same data set and the same images: a row that is trained anew does so until it has certificates. Whatever is
+    certified in ``work`` takes the place of earlier figures.
+
+    Parameters
+    ----------
+    data : {"mnist", "fashion_mnist", "kmnist", "kmnist_7011"}
+    work : path-like
+        Folder for models, checkpoints and what was measured, a folder a row.
+    output : path-like
+        Folder for ``report.md``, ``report.html``, ``results.json`` and the figures.
+    rows : sequence of str, optional
+        Which rows of ``recipes.ROWS`` to carry out, or single seeds such as "wide:1"; all if not given. The report
+        has all rows whose results are there, in ``work`` or in an earlier report.
+    seeds : int, default=3
+        For whatever is random.
+    validation : bool, default=False
+        Learn from the first five sixths of the training images and measure on the rest, for choosing recipes. Test images are
+        not loaded.
+    stages : sequence of str
+        Some of "train", "certify", "shared", "local", "attack" and "autoattack".
+    n_images : int, optional
+        Images, counted from the first, for local radii and attacks; 1,000 if not given.
+    n_autoattack : int, optional
+        Images for AutoAttack, which runs where torchattacks is installed; 100 if not given.
+    budget : float, optional
+        Seconds after which no further images are begun; training is not cut short.
+    quick : bool, default=False
+        A smoke run of a minute on small networks and a part of the data.
+    jobs : int, optional
+        Rows at a time; by default one on a GPU and as many as there are cores elsewhere.
+    root : path-like, optional
+        Folder with the data; LRRN_DATA if not given.
+    seed : int, default=0
+        The first seed.
+    device : {"cpu", "cuda"}, default="cpu"
+    download : bool, default=True
+        Whether missing data may be fetched.
+    report_only : bool, default=False
+        Report on what is there and start nothing.
+
+    Returns
+    -------
+    Record
+
+    Raises
+    ------
+    lrrn.runtime.storage.FileFormatError
+        The ``results.json`` that lies in ``output`` is damaged or not of this record. Nothing is begun then, nothing replaced.
+    """
+    start = time.perf_counter()
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs must be at least 1; got {jobs}")
+    if budget is not None and not budget > 0:
+        raise ValueError(f"budget must be above 0 seconds; got {budget}")
+    extent = Extent(validation, QUICK.samples, QUICK.tests, True) if quick else Extent(validation)
+    seeds = 1 if quick else seeds
+    effort = _effort(stages, n_images, n_autoattack, budget, quick)
+    chosen = plan(data, rows, seeds, seed, extent)
+    planned = plan(data, None, seeds, seed, extent)
+    earlier(Path(output), data, extent)  # what cannot be read should be known before any work is done
+    folder = Path(work) / ("record-quick" if quick else "record")
+    for place in (folder, Path(output)):
+        place.mkdir(parents=True, exist_ok=True)
+    root = None if root is None else Path(root)
+    failed: dict[Row, str] = {}
+    if not report_only:
+        images(data, extent, root, download)  # all data is looked at before any work is done
+        jobs = jobs or (1 if device == "cuda" else os.cpu_count() or 1)
+        # baselines are quick to train and are needed whatever comes of ours, so the order is that of the table
+        arguments = (root, device, download, effort)
+        failed = in_processes(
+            chosen, folder, jobs, execute, arguments, lambda row, place: finished(row, place, effort), one_thread=jobs > 1
+        )
+    before = earlier(Path(output), data, extent)  # again: another call may have written it meanwhile
+    everything = sorted({*planned, *before}, key=lambda row: (ROWS.index(row.kind), row.seed))
+    here = {row: figures(folder / row.name) for row in everything}
+    results = {row: found for row in everything if (found := here[row] or before.get(row)) is not None}
+    taken_over = [row for row in results if here[row] is None]
+    reasons = {row: _reason(row, failed) for row in everything if row not in results}
+    sections = record_report.sections(data, everything, results, reasons)
+    report.write(Path(output), sections, _preface(data, extent, results, taken_over), _title(data, extent))
+    _write_json(Path(output), data, extent, sections, results, reasons)
+    wrong = [f"{row.name}: {what}" for row, result in results.items() for what in disagreements(result)]
+    brief = record_report.brief(everything, results)
+    return Record(sections, brief, {row.name: why for row, why in failed.items()}, wrong, time.perf_counter() - start)
+
+
+def _effort(stages: Sequence[str], n_images: int | None, n_autoattack: int | None, budget: float | None, quick: bool) -> Effort:
+    changes: dict[str, Any] = dict(QUICK_EFFORT) if quick else {}
+    changes |= {"images": n_images} if n_images is not None else {}
+    changes |= {"autoattack": n_autoattack} if n_autoattack is not None else {}
+    deadline = None if budget is None else time.time() + budget
+    return Effort(stages=tuple(stages), deadline=deadline, **changes)
+
+
+def _reason(row: Row, failed: dict[Row, str]) -> str:
+    if row in failed:
+        return f"failed ({failed[row]})"
+    return row.obstacle() or "not finished"
+
+
+def _title(data: str, extent: Extent) -> str:
+    return f"Certified accuracy on {DATA[data]}" + (", validation images" if extent.validation else "")
+
+
+def _preface(data: str, extent: Extent, results: dict[Row, dict[str, Any]], taken_over: Sequence[Row]) -> list[str]:
+    options = f"{' --validation' if extent.validation else ''}{' --quick' if extent.quick else ''}"
+    text = [
+        f"Made by `lrrn reproduce record --dataset {data}{options}`: {len(results)} training runs.",
+        "Recipes were chosen on a validation split, trained on the first five sixths of the training images and measured on "
+        "the last sixth (`--validation`), or are those that a baseline's authors published. Test images played no part in it.",
+    ]
+    if extent.validation:
+        text.append(
+            "This report is such a measurement: networks have seen five sixths of the training images, and no test image."
+        )
+    if extent.quick:
+        text.append("This is a smoke run of small networks on a part of the data: its figures mean nothing.")
+    if taken_over:
+        seeds: dict[str, list[str]] = {}
+        for row in taken_over:
+            seeds.setdefault(row.title, []).append(str(row.seed))
+        told = "; ".join(f"{title}, seed{'s' * (len(some) > 1)} {', '.join(some)}" for title, some in seeds.items())
+        text.append(f"Taken over from an earlier report: {told}.")
+    return text
+
+
+def _write_json(
+    output: Path,
+    data: str,
+    extent: Extent,
+    sections: Sequence[Section],
+    results: dict[Row, dict[str, Any]],
+    reasons: dict[Row, str],
+) -> None:
+    content = {
+        "item": ITEM,
+        "data": data,
+        "extent": asdict(extent),
+        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "torch": torch.__version__,
+        "comparisons": [
+            {**asdict(comparison), "verdict": comparison.verdict} for section in sections for comparison in section.comparisons
+        ],
+        "not run": {row.name: reason for row, reason in reasons.items()},
+        "rows": {row.name: {"title": row.title, **result} for row, result in results.items()},
+    }
+    write_bytes(output / FILE, (json.dumps(content, indent=1) + "\n").encode())

@@ -1,0 +1,153 @@
+"""Rows of the record: which classifier, on what, with which seed; and the images it learns from and is measured on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrrn import datasets
+from lrrn.studies.common.runs import DATA, load_test, load_training
+from lrrn.studies.record.baselines.learners import LEARNERS
+from lrrn.studies.record.recipes import OURS, ROWS, Recipe, recipe
+
+Array = NDArray[Any]
+VALIDATION_SHARE = 6
+"""One part in so many of the training images, the last ones, is held out for choosing recipes."""
+
+
+@final
+@dataclass(frozen=True)
+class Extent:
+    """Which images.
+
+    Attributes
+    ----------
+    validation : bool
+        Whether to measure on held-out training images instead of test images, which are then not even loaded.
+    samples, tests : int or None
+        How many images to learn from and to measure on, counted from the first; all if None.
+    quick : bool
+        Whether networks are those of a smoke run.
+    """
+
+    validation: bool = False
+    samples: int | None = None
+    tests: int | None = None
+    quick: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """One classifier to train and measure.
+
+    Attributes
+    ----------
+    kind : str
+        One of ``lrrn.studies.record.recipes.ROWS``.
+    data : str
+        A key of ``lrrn.studies.common.runs.DATA``.
+    seed : int
+    extent : Extent
+    """
+
+    kind: str
+    data: str
+    seed: int = 0
+    extent: Extent = Extent()
+
+    @property
+    def recipe(self) -> Recipe:
+        """What it is trained with."""
+        return recipe(self.data, self.kind, self.extent.quick)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a network of this library."""
+        return self.kind in OURS
+
+    @property
+    def title(self) -> str:
+        """What tables call it."""
+        if not self.is_ours:
+            return LEARNERS[self.kind].title
+        return f"lrrn {self.kind} ({'-'.join(map(str, (784, *self.recipe['hidden_sizes'], 10)))})"
+
+    @property
+    def name(self) -> str:
+        """What tells it from all others, its recipe included; the name of its folder."""
+        extent = self.extent
+        identity = [self.recipe, extent.validation, extent.samples, extent.tests]
+        digest = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=4).hexdigest()
+        return "-".join([self.data, self.kind, *(["validation"] if extent.validation else []), digest, f"seed{self.seed}"])
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of training; one for what knows none."""
+        return int(self.recipe.get("epochs", 1))
+
+    def obstacle(self) -> str | None:
+        """Say why it cannot be trained here, if so."""
+        return None if self.is_ours else LEARNERS[self.kind].obstacle()
+
+
+def plan(data: str, chosen: Sequence[str] | None, seeds: int, first_seed: int, extent: Extent) -> list[Row]:
+    """Return the rows of a data set.
+
+    Parameters
+    ----------
+    data : str
+    chosen : sequence of str, optional
+        Kinds of rows, or single ones such as "wide:1"; all of them if not given.
+    seeds : int
+        How many seeds for whatever is random.
+    first_seed : int
+        The first of them.
+    extent : Extent
+    """
+    if data not in DATA:
+        raise ValueError(f"there is no record on {data!r}; use one of {', '.join(DATA)}")
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1; got {seeds}")
+    wanted: dict[str, set[int] | None] = {}
+    for item in chosen or ROWS:
+        kind, colon, number = item.partition(":")
+        if kind not in ROWS or (colon and not (number.isdigit() and int(number) < seeds)):
+            raise ValueError(
+                f"there is no row {item!r}; use some of {', '.join(ROWS)}, or one seed of a row such as wide:0 (below {seeds})"
+            )
+        known = wanted.setdefault(kind, set() if colon else None)
+        if known is not None and colon:
+            known.add(int(number))
+        else:
+            wanted[kind] = None
+    rows = []
+    for kind in (kind for kind in ROWS if kind in wanted):
+        numbers = range(seeds if kind in OURS or LEARNERS[kind].random else 1)
+        only = wanted[kind]
+        rows += [Row(kind, data, first_seed + k, extent) for k in numbers if only is None or k in only]
+    return rows
+
+
+def images(data: str, extent: Extent, root: Path | None, download: bool) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Load what rows learn from and what they are measured on."""
+    X, y = load_training(data, root, download)
+    if extent.validation:
+        kept = len(X) - len(X) // VALIDATION_SHARE
+        (X, y), held = (X[:kept], y[:kept]), (X[kept:], y[kept:])
+    else:
+        held = load_test(data, root, download)
+    (X, y), (X_test, y_test) = (
+        tuple(part[:n] for part in pair) for pair, n in (((X, y), extent.samples), (held, extent.tests))
+    )
+    present = np.unique(y)
+    if not np.array_equal(present, np.arange(len(present))) or not np.isin(y_test, present).all():
+        raise datasets.DataError(f"labels of {data} should be 0, 1, ... with none left out; got {present.tolist()}")
+    return (X, y), (X_test, y_test)

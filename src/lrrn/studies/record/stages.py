@@ -1,0 +1,274 @@
+"""Carrying a row out, stage by stage: train, certify, certify closely, attack. Everything is kept in the row's folder.
+
+A stage that goes image by image keeps what it has after every few of them, so that it can be stopped at any time, by hand or by
+a deadline, and continued here or, with the folder copied, on another machine.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lrrn.attacks.autoattack import SLACK, autoattack
+from lrrn.estimators import LRRNClassifier
+from lrrn.persistence.serialization import load, save
+from lrrn.runtime.storage import write_bytes
+from lrrn.studies.record import baselines
+from lrrn.studies.record.baselines.learners import LEARNERS
+from lrrn.studies.record.contenders import EPS, LOCAL, SHARED, Contender, Lifted, Plain
+from lrrn.studies.record.rows import Row, images
+
+Array = NDArray[Any]
+STAGES = ("train", "certify", SHARED, LOCAL, "attack", "autoattack")
+"""What can be asked for, in order."""
+SAVE_SECONDS = 20.0
+"""Time between writes of what a stage has."""
+CHUNKS = {"certify": 2000, LOCAL: 4, "attack": 100, "autoattack": 50}
+"""Images at a time."""
+MANY = 500
+"""The same for attacks on a GPU, where one image takes as long as many."""
+ATTACK, AUTOATTACK, RIGHT = "attack", "autoattack", "right"
+"""Files, besides one a method of radii: distances that attacks found, and whether the label is right."""
+
+
+@final
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure.
+
+    Attributes
+    ----------
+    stages : tuple of str
+        Some of ``STAGES``.
+    images : int
+        Images, counted from the first, for local radii and our attacks.
+    autoattack : int
+        Images for AutoAttack.
+    steps, queries : int
+        Of AutoAttack.
+    bound_seconds : float
+        Budget of the multiplier bounds.
+    deadline : float or None
+        Time, as of ``time.time()``, after which no more images are begun.
+    """
+
+    stages: tuple[str, ...] = STAGES
+    images: int = 1000
+    autoattack: int = 100
+    steps: int = 100
+    queries: int = 5000
+    bound_seconds: float = 300.0
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        strange = [stage for stage in self.stages if stage not in STAGES]
+        if strange or not self.stages:
+            raise ValueError(f"unknown stage {(strange or [''])[0]!r}; use some of {', '.join(STAGES)}")
+        if min(self.images, self.autoattack) < 0:
+            raise ValueError(f"numbers of images must be at least 0; got {self.images} and {self.autoattack}")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline is not None and time.time() >= self.deadline
+
+
+def execute(row: Row, folder: Path, root: Path | None, device: str, download: bool, effort: Effort) -> None:
+    """Carry out the stages of a row that are not done yet.
+
+    Parameters
+    ----------
+    row : Row
+    folder : Path
+        The row's own.
+    root : Path, optional
+        Folder with the data.
+    device : {"cpu", "cuda"}
+    download : bool
+        Whether missing data may be fetched.
+    effort : Effort
+    """
+    if finished(row, folder, effort):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (X, y), (X_test, y_test) = images(row.data, row.extent, root, download)
+    if "train" in effort.stages and not is_trained(folder) and not effort.is_over:
+        _train(row, folder, X, y, len(X_test), device)
+    if not is_trained(folder):
+        return
+    contender = _contender(row, folder, X, y, device, effort)
+    for stage, work, n in _measurements(row, contender, X_test, y_test, effort):
+        _in_chunks(folder, stage, work, min(n, len(X_test)), effort, device)
+
+
+def _measurements(
+    row: Row, contender: Contender, X: Array, y: Array, effort: Effort
+) -> list[tuple[str, Callable[[slice], Array], int]]:
+    """Return what to do for which images, by the name of the file that keeps it."""
+    todo: list[tuple[str, Callable[[slice], Array], int]] = []
+    if "certify" in effort.stages:
+        for method in contender.methods:
+            todo.append((f"radii-{method}", partial(_radii, contender, X, method), len(X)))
+        todo.append((RIGHT, lambda some: contender.predict(X[some]) == y[some], len(X)))
+    for method, n in ((SHARED, len(X)), (LOCAL, effort.images)):
+        if method in effort.stages and contender.has_local:
+            todo.append((f"radii-{method}", partial(_radii, contender, X, method), n))
+    if ATTACK in effort.stages:
+        todo.append((ATTACK, lambda some: contender.attack(X[some], y[some], row.seed), effort.images))
+    if AUTOATTACK in effort.stages and find_spec("torchattacks") is not None:
+        todo.append((AUTOATTACK, lambda some: _autoattacked(contender, X[some], y[some], effort, row.seed), effort.autoattack))
+    return todo
+
+
+def _radii(contender: Contender, X: Array, method: str, some: slice) -> Array:
+    return contender.radii(X[some], method)
+
+
+def finished(row: Row, folder: Path, effort: Effort) -> bool:
+    """Whether all stages that were asked for, and that can be carried out here, are done."""
+    if not is_trained(folder):
+        return "train" not in effort.stages or row.obstacle() is not None
+    facts = training_facts(folder)
+    wanted: dict[str, int] = {}
+    if "certify" in effort.stages:
+        wanted |= dict.fromkeys((RIGHT, *(f"radii-{method}" for method in facts["methods"])), facts["tests"])
+    for method, n in ((SHARED, facts["tests"]), (LOCAL, min(effort.images, facts["tests"]))):
+        if method in effort.stages and row.is_ours:
+            wanted[f"radii-{method}"] = n
+    if ATTACK in effort.stages:
+        wanted[ATTACK] = min(effort.images, facts["tests"])
+    if AUTOATTACK in effort.stages and find_spec("torchattacks") is not None:
+        wanted[AUTOATTACK] = min(effort.autoattack, facts["tests"])
+    return all(len(kept(folder, name)[0]) >= n for name, n in wanted.items())
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether training is over."""
+    return (folder / "training.json").is_file()
+
+
+def training_facts(folder: Path) -> dict[str, Any]:
+    """Return what is known of the training: recipe, seconds, device, versions."""
+    facts: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    return facts
+
+
+def _train(row: Row, folder: Path, X: Array, y: Array, n_tests: int, device: str) -> None:
+    """Train, or go on with it, and keep the model."""
+    start = time.perf_counter()
+    if row.is_ours:
+        options: dict[str, Any] = {"checkpoint": folder / "state.ckpt", "log": folder / "log.jsonl", "resume": True}
+        model = LRRNClassifier(**row.recipe, random_state=row.seed, device=device, **options).fit(X, y)
+        contender: Contender = Lifted(model, 0.0)
+        seconds = float(sum(record["seconds"] for record in model.history_))
+        model.set_params(checkpoint=None, log=None, resume=False)
+        save(model, _model_file(folder))
+    else:
+        learner = LEARNERS[row.kind]
+        baseline = learner.learn(X, y, row.recipe, row.seed, device, folder)
+        contender = Plain(baseline)
+        log = folder / "log.jsonl"
+        lines = log.read_text().splitlines() if log.is_file() else []
+        # epochs before an interruption count too
+        seconds = sum(json.loads(line)["seconds"] for line in lines) if lines else time.perf_counter() - start
+        if learner.keeps:
+            baselines.save(baseline, _model_file(folder))
+    facts = {
+        "row": row.name,
+        "recipe": row.recipe,
+        "seed": row.seed,
+        "samples": len(X),
+        "tests": n_tests,
+        "methods": contender.methods,
+        "parameters": contender.n_parameters,
+        "seconds of training": seconds,
+        "device of training": device_name(device),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+    }
+    write_bytes(folder / "training.json", (json.dumps(facts, indent=1) + "\n").encode())
+    (folder / "state.ckpt").unlink(missing_ok=True)
+
+
+def device_name(device: str) -> str:
+    """Return what a device is called by its maker."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return platform.processor() or platform.machine()
+
+
+def _model_file(folder: Path) -> Path:
+    return folder / "model.safetensors"
+
+
+def _contender(row: Row, folder: Path, X: Array, y: Array, device: str, effort: Effort) -> Contender:
+    if row.is_ours:
+        model = load(_model_file(folder), device)
+        assert isinstance(model, LRRNClassifier)
+        return Lifted(model, effort.bound_seconds)
+    learner = LEARNERS[row.kind]
+    if learner.keeps:
+        return Plain(baselines.load(_model_file(folder), device))
+    return Plain(learner.learn(X, y, row.recipe, row.seed, device, None).to(device))
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def kept(folder: Path, name: str) -> tuple[Array, dict[str, Any]]:
+    """Return what a stage has found so far, an entry an image, and what is known of it: seconds and device."""
+    path = folder / f"{name}.npz"
+    if not path.is_file():
+        return np.zeros(0), {"seconds": 0.0}
+    with np.load(path, allow_pickle=False) as file:
+        return file["values"], json.loads(str(file["facts"]))
+
+
+def _keep(folder: Path, name: str, values: Array, facts: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, values=values, facts=np.array(json.dumps(facts)))
+    write_bytes(folder / f"{name}.npz", buffer.getvalue())
+
+
+def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, effort: Effort, device: str) -> None:
+    """Go on from the first image that is not done, a few at a time, and keep what there is now and then."""
+    values, facts = kept(folder, name)
+    chunk = CHUNKS.get(name.removeprefix("radii-"), CHUNKS["certify"])
+    chunk = MANY if device == "cuda" and name in (ATTACK, AUTOATTACK) else chunk
+    saved = time.monotonic()
+    done = len(values)
+    while len(values) < n and not effort.is_over:
+        start = time.perf_counter()
+        found = work(slice(len(values), min(len(values) + chunk, n)))
+        values = np.concatenate([values, found]) if len(values) else found
+        facts = {"seconds": facts["seconds"] + time.perf_counter() - start, "device": device_name(device)}
+        if time.monotonic() - saved > SAVE_SECONDS:
+            _keep(folder, name, values, facts)
+            saved, done = time.monotonic(), len(values)
+    if len(values) > done:
+        _keep(folder, name, values, facts)
+
+
+def _autoattacked(contender: Contender, X: Array, y: Array, effort: Effort, seed: int) -> Array:
+    """Return the distances that AutoAttack finds: 0 where the label is wrong, inf where it finds none."""
+    distances = np.where(contender.predict(X) == y, np.inf, 0.0)
+    side = round(X.shape[1] ** 0.5)
+    model, options = contender.image_model(), {"steps": effort.steps, "queries": effort.queries, "seed": seed}
+    for eps in EPS:
+        # float32 may enlarge a perturbation by as much, and it should not end up outside
+        autoattack(model, contender.predict, X, y, y, distances, eps * (1 - 2 * SLACK), (1, side, side), **options)
+    return distances
