@@ -21,11 +21,13 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import lrrn
-from lrrn.learning import Contrastive, FreeEnergy, Settings, clock, flat_adam, fused_kernels
-from lrrn.learning.captured import DeviceCounts
+from lrrn.learning import Contrastive, FreeEnergy, Settings, clock, flat_adam
+from lrrn.learning.cuda_graph import DeviceCounts
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch
 from lrrn.learning.step import Step
+from lrrn.learning.steps import triton
+from lrrn.network.policy import SolvePolicy
 from lrrn.solvers import accelerated, half_precision
 from lrrn.solvers.accelerated import Accelerated
 
@@ -113,9 +115,9 @@ def step(sizes: tuple[int, ...], batch: int, objective: Any) -> None:
     net = lrrn.LRRN(sizes, generator=torch.Generator().manual_seed(0))
     flat = FlatParameters(net)
     with torch.no_grad(), flat.attached():
-        net.report, net.fixed_sweeps = DeviceCounts(4e-6, torch.device("cpu")), 32
-        fused = fused_kernels.FusedKernels(net, objective, flat)
-        fused(Batch(torch.rand(batch, sizes[0]), torch.rand(batch, sizes[-1])), torch.rand(batch))
+        policy = SolvePolicy(fixed_sweeps=32, observer=DeviceCounts(4e-6, torch.device("cpu")))
+        samples = Batch(torch.rand(batch, sizes[0]), torch.rand(batch, sizes[-1]), policy=policy)
+        triton.TritonKernels(net, objective, flat, 4e-6).gradients(samples, None, batch, None)
         settings = Settings(optimizer="adamw", decoupled_weight_decay=0.1)
         flat_adam.FlatAdam(Step(net, objective, settings, flat).optimizer, flat)()
         clock.StepClock(2, batch, torch.device("cpu")).tick()
@@ -141,7 +143,7 @@ def main() -> int:
     compiled = Compiled(parser.parse_args().capability)
     driver.set_active(NoDevice(parser.parse_args().capability))
     JITFunction.__getitem__ = lambda function, grid: compiled.launch(function, grid)
-    for module in (half_precision, fused_kernels, flat_adam, clock):
+    for module in (half_precision, triton, flat_adam, clock):
         module.has_kernels = lambda t: True
     accelerated.fits_on_chip, accelerated.fits_in_rows = half_precision.fits_on_chip, half_precision.fits_in_rows
     for sizes, batch in NETWORKS:

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 import lrrn
 from lrrn.learning import Contrastive, Data, FreeEnergy, Margin, Settings, Trainer, fit_many
-from lrrn.learning.captured import BURSTS
+from lrrn.learning.cuda_graph import BURSTS
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.step import Step
 from lrrn.qp import BoxQP
@@ -263,7 +263,6 @@ def steps(options: argparse.Namespace) -> Rows:
         net = lrrn.LRRN(sizes, generator=generator(), device="cuda")
         data, flat = batch_of(EPOCH * batch), FlatParameters(net)
         of_step = Step(net, objective, Settings(optimizer=optimizer, learning_rate=1e-3, batch_size=batch), flat)
-        net.aim = of_step.aim
         with flat.attached():
             of_step.begin()
             captured = of_step.captured(data, 0)
@@ -272,7 +271,6 @@ def steps(options: argparse.Namespace) -> Rows:
             captured.begin(order, [1e-3] * EPOCH, 0, 0)
             _, (samples, _, missed) = captured.run(16)
             with captured._side_stream():
-                net.fixed_sweeps = captured.sweeps
                 graph = captured.graph(BURSTS[0])
                 microseconds = median(graph.replay, 20, captured._clock.rewind) / BURSTS[0]
                 captured._clock.rewind()

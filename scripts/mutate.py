@@ -344,14 +344,14 @@ MUTANTS = [
     ),
     Mutant(
         "keep a compiled step that did not converge",
-        "learning/fused.py",
+        "learning/steps/compiled_cpu.py",
         "if not all(converged):",
         "if not converged:",
         "test_fused.py::test_slow_batches_go_the_general_way_and_training_is_the_same",
     ),
     Mutant(
         "derivatives of one part of a cut batch only",
-        "learning/fused.py",
+        "learning/steps/compiled_cpu.py",
         "add_up(others, self._gradient)",
         "add_up(others[1:], self._gradient)",
         "test_fused.py::test_losses_and_derivatives_are_those_of_the_general_path",
@@ -697,7 +697,7 @@ MUTANTS = [
     ),
     Mutant(
         "ranks do not hear of each other's activations",
-        "learning/together.py",
+        "learning/data_parallel.py",
         "activations[rows] = values",
         "activations[rows] = activations[rows]",
         "test_ranks.py::test_the_same_seed_gives_the_same_bits_and_so_does_resuming",

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lrrn.learning import captured
 from lrrn.learning import clock as module
-from lrrn.learning.captured import BURSTS, STREAMS, OwnStream, until_look
+from lrrn.learning import cuda_graph
 from lrrn.learning.clock import StepClock
+from lrrn.learning.cuda_graph import BURSTS, STREAMS, OwnStream, until_look
 
 
 @pytest.fixture(params=[False, True], ids=["torch", "kernel"])
@@ -51,7 +51,7 @@ def test_looks_become_rarer_and_graphs_fit_in_between():
 def test_streams_are_shared_only_when_there_is_no_other_and_then_evenly(monkeypatch):
     handles = cycle(range(100, 100 + STREAMS))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=next(handles)))
-    monkeypatch.setattr(captured, "_streams", {})
+    monkeypatch.setattr(cuda_graph, "_streams", {})
     device = torch.device("cuda", 0)
     first = [OwnStream(device) for _ in range(STREAMS)]
     assert len({own.stream.cuda_stream for own in first}) == len({id(own.turn) for own in first}) == STREAMS

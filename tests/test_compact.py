@@ -13,7 +13,8 @@ import torch
 import lrrn.network.small_batch
 from lrrn import LRRN
 from lrrn.learning.monitor import SolveCounts
-from lrrn.network.small_batch import Compact, Tolerances, fitting_structure, structure_of
+from lrrn.network.policy import SolvePolicy, Tolerances
+from lrrn.network.small_batch import SmallBatch, fit, structure_of
 from lrrn.runtime.threads import holds_one_thread, one_thread
 from test_fused import NETWORKS, network
 
@@ -30,14 +31,14 @@ def compact_calls(monkeypatch):
     calls = {"minimise": 0, "adjoint": 0}
 
     def counted(name):
-        real = getattr(Compact, name)
+        real = getattr(SmallBatch, name)
 
         def method(self, *rest):
             found = real(self, *rest)
             calls[name] += found is not None and getattr(found, "converged", True)
             return found
 
-        monkeypatch.setattr(Compact, name, method)
+        monkeypatch.setattr(SmallBatch, name, method)
 
     for name in calls:
         counted(name)
@@ -47,10 +48,12 @@ def compact_calls(monkeypatch):
 def both_ways(net, x, start=None, v=None, predict=False):
     """Return minimiser or prediction, derivatives in x and derivatives in the parameters: compiled, and the general way."""
     found = []
-    for tolerances in (type(net).compact_tolerances.__get__(net), lambda dtype: None):
-        net.compact_tolerances = tolerances
+    for compiled in (True, False):
         given = x.clone().requires_grad_()
-        z = net(given) if predict else net.minimise(given, start)
+        with pytest.MonkeyPatch.context() as patch:
+            if not compiled:
+                patch.setattr(lrrn.network.implicit, "fit", lambda *given: None)
+            z = net(given) if predict else net.minimise(given, start)
         found.append((z.detach(), *torch.autograd.grad((z * (1 if v is None else v)).sum(), [given, *net.flat_parameters()])))
     return found
 
@@ -93,8 +96,8 @@ def test_a_warm_start_takes_fewer_sweeps_and_is_made_feasible():
     counts = []
     z = net.minimise(x).detach()
     for start in (None, z, torch.full_like(z, -50.0)):
-        net.report = counted = SolveCounts()
-        torch.testing.assert_close(net.minimise(x, start), z, rtol=0, atol=1e-9)
+        counted = SolveCounts()
+        torch.testing.assert_close(net.minimise(x, start, policy=SolvePolicy(observer=counted)), z, rtol=0, atol=1e-9)
         assert counted.samples == 6 and counted.missed == 0
         counts.append(counted.sweeps)
     assert counts[1] == 6 < counts[0] and counts[2] > counts[1]  # one look each
@@ -114,7 +117,7 @@ def test_what_takes_too_long_goes_on_the_general_way(monkeypatch, compact_calls)
 def test_an_adjoint_that_takes_too_long_goes_the_general_way(monkeypatch):
     net, x = network("paper"), torch.rand(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = both_ways(net, x)[1]
-    monkeypatch.setattr(Compact, "adjoint", lambda *given: None)
+    monkeypatch.setattr(SmallBatch, "adjoint", lambda *given: None)
     for part, right in zip(both_ways(net, x)[0], expected, strict=True):
         torch.testing.assert_close(part, right, rtol=1e-9, atol=1e-9)
 
@@ -140,7 +143,7 @@ def test_a_prediction_that_takes_too_long_goes_on_the_general_way(name, slow, mo
     if slow == "both":
         monkeypatch.setattr(lrrn.network.small_batch, "SWEEPS", 2)
     else:
-        monkeypatch.setattr(Compact, "adjoint", lambda *given: None)
+        monkeypatch.setattr(SmallBatch, "adjoint", lambda *given: None)
     compact_calls.update(minimise=0, adjoint=0)
     ours = both_ways(net, x, v=direction, predict=True)[0]
     assert compact_calls == {"minimise": int(slow == "adjoint"), "adjoint": 0}
@@ -152,7 +155,7 @@ def test_a_prediction_that_takes_too_long_goes_on_the_general_way(name, slow, mo
 def test_what_float32_sweeps_leave_meets_the_tolerance_in_float64(tol):
     net, x = network("deep, betas apart"), torch.rand(20, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     energy = net.energy_now()
-    found = Compact(structure_of(energy), net.flat_parameters(), x, Tolerances(tol, tol)).minimise(None)
+    found = SmallBatch(structure_of(energy), net.flat_parameters(), x, Tolerances(tol, tol)).minimise(None)
     qp = energy.free(x)
     assert found.converged and bool((qp.residual(found.solution.z) <= tol * qp.scale * (1 + 1e-3)).all())
     torch.testing.assert_close(found.solution.residual, qp.residual(found.solution.z), rtol=1e-6, atol=1e-13)
@@ -183,10 +186,12 @@ def test_products_with_their_own_transpose(shape, dtype):
 def test_a_residual_above_the_tolerance_is_not_converged():
     net, x = network("paper"), torch.rand(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     energy = net.energy_now()
-    found = Compact(structure_of(energy), net.flat_parameters(), x, Tolerances(1e-9, 1e-9)).minimise(None)
+    found = SmallBatch(structure_of(energy), net.flat_parameters(), x, Tolerances(1e-9, 1e-9)).minimise(None)
     assert found.converged and bool((found.solution.residual <= 1e-9 * found.scale).all())
     # aiming lower than rounding allows is no failure; missing what must be reached is one
-    assert Compact(structure_of(energy), net.flat_parameters(), x, Tolerances(1e-20, 1e-20)).minimise(None).converged is False
+    assert (
+        SmallBatch(structure_of(energy), net.flat_parameters(), x, Tolerances(1e-20, 1e-20)).minimise(None).converged is False
+    )
     assert Tolerances(1e-6, 1e-13).limit == pytest.approx(3e-13) and Tolerances(1e-6, 1e-6).limit == 1e-6
     qp = energy.free(x)
     torch.testing.assert_close(found.solution.residual, qp.residual(found.solution.z), rtol=1e-3, atol=1e-15)
@@ -197,36 +202,33 @@ def test_a_residual_above_the_tolerance_is_not_converged():
 def test_who_is_asked():
     net, x = network("paper"), torch.zeros(4, 12, dtype=torch.float64)
     energy = net.energy_now()
-    assert fitting_structure(energy, x)
-    assert not fitting_structure(energy, x[:0]) and not fitting_structure(energy, torch.zeros(2**15, 12, dtype=torch.float64))
+    assert fit(net.policy, energy, x).tolerances == Tolerances(1e-6, 1e-13)
+    assert fit(SolvePolicy(tol=1e-4), energy, x).tolerances == Tolerances(1e-4, 1e-4)
+    assert not fit(net.policy, energy, x[:0]) and not fit(net.policy, energy, torch.zeros(2**15, 12, dtype=torch.float64))
     wide = LRRN((12, 400, 3), dtype=torch.float64).energy_now()
-    assert not fitting_structure(wide, x)  # the general way works on corrections in float32
-    assert not fitting_structure(LRRN((12, 3), dtype=torch.float64).energy_now(), x)  # no unknowns
-    assert net.compact_tolerances(torch.float64) == Tolerances(1e-6, 1e-13)
-    net.tol = 1e-4
-    assert net.compact_tolerances(torch.float64) == Tolerances(1e-4, 1e-4)
-    for name, value in (("solver", "newton"), ("max_sweeps", 5), ("fixed_sweeps", 20)):
-        other = network("paper")
-        setattr(other, name, value)
-        assert other.compact_tolerances(torch.float64) is None
+    assert not fit(net.policy, wide, x)  # the general way works on corrections in float32
+    assert not fit(net.policy, LRRN((12, 3), dtype=torch.float64).energy_now(), x)  # no unknowns
+    for other in (SolvePolicy(solver="newton"), SolvePolicy(max_sweeps=5), SolvePolicy(fixed_sweeps=20)):
+        assert fit(other, energy, x) is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_blas_must_be_held_to_one_thread_and_is_not_in_a_forked_child():
     code = """
 import os, torch
-from lrrn.network.small_batch import fitting_structure
+from lrrn.network.policy import SolvePolicy
+from lrrn.network.small_batch import fit
 from lrrn import LRRN
 from lrrn.runtime.threads import one_thread
 energy, x = LRRN((12, 9, 3), dtype=torch.float64).energy_now(), torch.zeros(4, 12, dtype=torch.float64)
-assert not fitting_structure(energy, x)
+assert not fit(SolvePolicy(), energy, x)
 with one_thread():
-    assert fitting_structure(energy, x)
+    assert fit(SolvePolicy(), energy, x)
     child = os.fork()
     if child == 0:
-        os._exit(int(fitting_structure(energy, x) is not None))
+        os._exit(int(fit(SolvePolicy(), energy, x) is not None))
     assert os.waitpid(child, 0)[1] == 0
-assert not fitting_structure(energy, x)
+assert not fit(SolvePolicy(), energy, x)
 """
     assert holds_one_thread()
     subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], check=True)
@@ -253,7 +255,7 @@ def test_changing_a_parameter_before_the_backward_pass_is_an_error():
 def test_nothing_is_kept_once_the_output_is_gone(call):
     net, x = network("paper"), torch.rand(3, 12, dtype=torch.float64)
     kept = []
-    real = Compact.minimise
+    real = SmallBatch.minimise
 
     def watched(self, *rest):
         kept.append(weakref.ref(self))
@@ -262,11 +264,11 @@ def test_nothing_is_kept_once_the_output_is_gone(call):
     gc.collect()
     gc.disable()
     try:
-        Compact.minimise = watched
+        SmallBatch.minimise = watched
         y = call(net, x)
         assert kept[0]() is not None
         del y
         assert kept[0]() is None  # by counting references alone
     finally:
-        Compact.minimise = real
+        SmallBatch.minimise = real
         gc.enable()

@@ -13,7 +13,7 @@ import lrrn
 from lrrn import LRRN, LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.attacks import pgd
 from lrrn.learning import Contrastive, CrossEntropy, Data, FreeEnergy, Margin, Settings, SquaredError, Trainer, fit_many
-from lrrn.learning.captured import LADDER
+from lrrn.learning.cuda_graph import LADDER
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 SMALL = dict(epochs=3, batch_size=128, random_state=0)

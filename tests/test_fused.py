@@ -8,9 +8,10 @@ from lrrn import LRRN
 from lrrn.kernels.constants import LANES
 from lrrn.learning import ClassEnergy, Contrastive, Data, FreeEnergy, Margin, SemiSupervised, Settings, Trainer
 from lrrn.learning.flat import FlatParameters
-from lrrn.learning.fused import PART_ROWS, FusedStep, edges_of, parts_of
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, total, total_gradients
+from lrrn.learning.steps.compiled_cpu import PART_ROWS, CompiledCpu, edges_of, parts_of
+from lrrn.network.policy import SolvePolicy
 from tolerances import rounding
 
 NETWORKS = {
@@ -34,6 +35,12 @@ def batch_of(net, n, seed=0):
     return Batch(x, torch.nn.functional.one_hot(label, net.sizes[-1]).to(x), label)
 
 
+def taken(step, batch, weight, counts, rows=None):
+    """Take a compiled step on a batch, each sample counted with its weight."""
+    batch.policy = SolvePolicy(observer=counts)
+    return step.gradients(batch, weight, 1, rows)
+
+
 def network(name, dtype=torch.float64):
     net = LRRN(**NETWORKS[name], generator=torch.Generator().manual_seed(3), dtype=dtype)
     with torch.no_grad():
@@ -48,17 +55,17 @@ def network(name, dtype=torch.float64):
 def test_losses_and_derivatives_are_those_of_the_general_path(name, n, objective):
     net = network(name)
     weight = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-    net.tol = 1e-13
     expected_batch = batch_of(net, n)
+    expected_batch.policy = SolvePolicy(tol=1e-13)
     terms = objective.terms(net, expected_batch)
     expected = torch.cat([g.reshape(-1) for g in total_gradients(terms, weight)])
     loss = float(torch.dot(total(terms, n), weight))
     flat, counts, batch = FlatParameters(net), SolveCounts(), batch_of(net, n)
     with flat.attached():
-        step = FusedStep(net, objective, flat, 1e-12)
-        result = step(batch, weight, counts)
+        step = CompiledCpu(net, objective, flat, 1e-12)
+        result = taken(step, batch, weight, counts)
         while result is None:  # tighter than 32 sweeps reach: go on from there
-            result = step(batch, weight, counts)
+            result = taken(step, batch, weight, counts)
     assert result == pytest.approx(loss, rel=1e-9, abs=1e-11)
     torch.testing.assert_close(flat.gradient, expected, rtol=1e-9, atol=1e-9)
     if batch.activations is not None:
@@ -85,11 +92,11 @@ def test_halves_of_a_batch_add_up_to_the_whole_within_rounding(name, general):
         if general:
             flat.set_gradient(total_gradients(Contrastive().terms(net, batch), weight))
         else:
-            assert step(batch, weight, SolveCounts()) is not None
+            assert taken(step, batch, weight, SolveCounts()) is not None
         return flat.gradient.double()
 
     with flat.attached():
-        step = FusedStep(net, Contrastive(), flat, 4e-6)
+        step = CompiledCpu(net, Contrastive(), flat, 4e-6)
         at_once, parts = gradient(slice(None)), gradient(slice(0, 230)) + gradient(slice(230, 400))
         flat.set_gradient(total_gradients(FreeEnergy().terms(net, whole), torch.full((400,), 1 / 400)))
         one_phase = float(flat.gradient.double().norm())
@@ -103,9 +110,9 @@ def test_float32_agrees_to_float32():
         net = narrow.to(dtype)
         flat = FlatParameters(net)
         with flat.attached():
-            step = FusedStep(net, Contrastive(), flat, 1e-6)
+            step = CompiledCpu(net, Contrastive(), flat, 1e-6)
             batch = Batch(given.x.to(dtype), given.target.to(dtype))
-            assert step(batch, torch.full((20,), 0.05, dtype=dtype), SolveCounts()) is not None
+            assert taken(step, batch, torch.full((20,), 0.05, dtype=dtype), SolveCounts()) is not None
         gradients.append(flat.gradient.double())
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
@@ -145,9 +152,9 @@ def test_picked_rows_are_those_of_a_batch_of_them(n, objective):
     everything, rows = batch_of(net, 300), torch.randperm(300, generator=torch.Generator().manual_seed(1))[:n]
     weight, flat, found = torch.full((n,), 1 / n, dtype=torch.float64), FlatParameters(net), []
     with flat.attached():
-        step = FusedStep(net, objective, flat, 1e-10)
+        step = CompiledCpu(net, objective, flat, 1e-10)
         for batch, pick in ((everything, rows), (Batch(everything.x[rows], everything.target[rows]), None)):
-            loss = step(batch, weight, SolveCounts(), pick)
+            loss = taken(step, batch, weight, SolveCounts(), pick)
             assert loss is not None
             found.append((loss, flat.gradient.clone()))
     assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
@@ -174,11 +181,11 @@ def test_slow_batches_go_the_general_way_and_training_is_the_same(monkeypatch):
 
 def test_who_takes_the_compiled_step():
     net = network("paper")
-    assert FusedStep.applies(net, Contrastive())
-    assert not FusedStep.applies(net, SemiSupervised())
-    assert not FusedStep.applies(net, Margin())
-    assert not FusedStep.applies(LRRN(sizes=(4, 2)), FreeEnergy())
-    assert not FusedStep.applies(net.to(torch.bfloat16), Contrastive())
+    assert CompiledCpu.applies(net, Contrastive(), Settings())
+    assert not CompiledCpu.applies(net, SemiSupervised(), Settings())
+    assert not CompiledCpu.applies(net, Margin(), Settings())
+    assert not CompiledCpu.applies(LRRN(sizes=(4, 2)), FreeEnergy(), Settings())
+    assert not CompiledCpu.applies(net.to(torch.bfloat16), Contrastive(), Settings())
 
 
 def test_a_reused_start_gives_the_same_derivatives_in_fewer_sweeps():
@@ -186,11 +193,11 @@ def test_a_reused_start_gives_the_same_derivatives_in_fewer_sweeps():
     flat, weight = FlatParameters(net), torch.full((20,), 0.05, dtype=torch.float64)
     first, again, cold, warm = batch_of(net, 20), batch_of(net, 20), SolveCounts(), SolveCounts()
     with flat.attached():
-        step = FusedStep(net, Contrastive(), flat, 1e-9)
-        step(first, weight, cold)
+        step = CompiledCpu(net, Contrastive(), flat, 1e-9)
+        taken(step, first, weight, cold)
         expected = flat.gradient.clone()
         again.start = first.activations
-        step(again, weight, warm)
+        taken(step, again, weight, warm)
     torch.testing.assert_close(flat.gradient, expected, rtol=1e-6, atol=1e-7)
     assert warm.sweeps < cold.sweeps
 
@@ -218,7 +225,7 @@ def test_a_target_is_needed():
     net = network("paper")
     flat = FlatParameters(net)
     with flat.attached(), pytest.raises(ValueError, match="needs targets"):
-        FusedStep(net, Contrastive(), flat, 1e-6)(Batch(batch_of(net, 3).x), torch.ones(3, dtype=torch.float64), SolveCounts())
+        CompiledCpu(net, Contrastive(), flat, 1e-6).gradients(Batch(batch_of(net, 3).x), None, 3, None)
 
 
 def test_gradient_by_finite_differences():
@@ -228,13 +235,13 @@ def test_gradient_by_finite_differences():
 
     def loss():
         batch = batch_of(net, 6)
-        result = step(batch, weight, SolveCounts())
+        result = taken(step, batch, weight, SolveCounts())
         while result is None:
-            result = step(batch, weight, SolveCounts())
+            result = taken(step, batch, weight, SolveCounts())
         return result
 
     with flat.attached():
-        step = FusedStep(net, Contrastive(), flat, 1e-12)
+        step = CompiledCpu(net, Contrastive(), flat, 1e-12)
         loss()
         gradient = flat.gradient.clone()
         for i in np.random.default_rng(0).choice(len(gradient), 25, replace=False):
@@ -256,7 +263,7 @@ def test_the_default_tolerance_keeps_a_small_contrast_above_the_error_of_the_sol
     target = net(x).detach() + 0.05 * torch.randn(10, 10, generator=generator)
     exact = LRRN((784, 64, 64, 10), generator=generator, dtype=torch.float64, tol=1e-12)
     exact.load_state_dict(net.state_dict())
-    terms = Contrastive().terms(exact, Batch(x.double(), target.double()))
+    terms = Contrastive().terms(exact, Batch(x.double(), target.double(), policy=exact.policy))
     expected = torch.cat([g.reshape(-1) for g in total_gradients(terms, torch.full((10,), 0.1, dtype=torch.float64))])
     net.solver = "auto" if path == "compiled" else "accelerated"
     before = torch.cat([p.detach().reshape(-1) for p in net.parameters()]).double()

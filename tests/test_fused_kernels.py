@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from lrrn.learning import ClassEnergy, Contrastive, CrossEntropy, Data, FreeEnergy, Settings
-from lrrn.learning.captured import DeviceCounts
+from lrrn.learning.cuda_graph import DeviceCounts
 from lrrn.learning.flat import FlatParameters
-from lrrn.learning.fused_kernels import FusedKernels
-from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, total, total_gradients
 from lrrn.learning.step import Step
+from lrrn.learning.steps.triton import TritonKernels
+from lrrn.network.policy import SolvePolicy
 from oracles import random_input, random_network
 
 OBJECTIVES = [Contrastive(), FreeEnergy(), ClassEnergy()]
@@ -28,7 +28,7 @@ NETWORKS = {
 
 @pytest.fixture
 def kernels(device):
-    if not FusedKernels.applies(network("one hidden layer", torch.float32, device), Contrastive()):
+    if not TritonKernels.applies(network("one hidden layer", torch.float32, device), Contrastive(), Settings()):
         pytest.skip("the kernels need Triton, and a CUDA device or TRITON_INTERPRET=1")
     return device
 
@@ -41,7 +41,7 @@ def network(name, dtype, device, **more):
 
 def exact(net, objective, batch, weight):
     """Loss and derivatives by the general way in float64, solved tightly."""
-    net.tol = 1e-12
+    batch.policy = SolvePolicy(tol=1e-12)
     with torch.no_grad():
         terms = objective.terms(net, batch)
         return torch.dot(total(terms, len(weight)), weight), torch.cat([g.reshape(-1) for g in total_gradients(terms, weight)])
@@ -51,9 +51,9 @@ def found(net, objective, batch, weight, sweeps=128, rows=None):
     counts = DeviceCounts(4e-6, net.W[0].device)
     flat = FlatParameters(net)
     with torch.no_grad(), flat.attached():
-        net.report, net.fixed_sweeps = counts, sweeps
+        batch.policy = SolvePolicy(fixed_sweeps=sweeps, observer=counts)
         flat.gradient.fill_(7.0)
-        loss = FusedKernels(net, objective, flat)(batch, weight, rows)
+        loss = TritonKernels(net, objective, flat, 4e-6).gradients(batch, weight, 1, rows)
         return loss, flat.gradient.clone(), counts.take()
 
 
@@ -84,10 +84,10 @@ def test_hessians_are_those_of_the_energy(kernels, name):
     net, exact = (network(name, dtype, kernels) for dtype in (torch.float32, torch.float64))
     flat = FlatParameters(net)
     with torch.no_grad(), flat.attached():
-        net.report, net.fixed_sweeps = DeviceCounts(4e-6, kernels), 1
-        step = FusedKernels(net, Contrastive(), flat)
+        policy = SolvePolicy(fixed_sweeps=1, observer=DeviceCounts(4e-6, kernels))
+        step = TritonKernels(net, Contrastive(), flat, 4e-6)
         x, y = (torch.ones((1, size), device=kernels) for size in (net.sizes[0], net.sizes[-1]))
-        step(Batch(x, y), torch.ones(1, device=kernels))
+        step.gradients(Batch(x, y, policy=policy), None, 1, None)
         energy = exact.energy_now()
         for h, right in zip(step._h.double(), (energy.free_hessian.dense(), energy.clamped_hessian.dense()), strict=True):
             scale = float(right.abs().max())
@@ -118,7 +118,8 @@ def test_rows_are_picked_as_if_they_had_been_copied(kernels, objective):
 
 def test_steps_on_rows_of_the_data_are_those_on_copies(kernels):
     x, y = (random_input(30, size, device=kernels, dtype=torch.float32) for size in (20, 4))
-    rows, nobody = torch.arange(29, 11, -1, device=kernels), SolveCounts()
+    rows = torch.arange(29, 11, -1, device=kernels)
+    policy = SolvePolicy(fixed_sweeps=16, observer=DeviceCounts(4e-6, kernels))
 
     def slopes(x):
         net = network("two", torch.float32, kernels)
@@ -127,10 +128,9 @@ def test_steps_on_rows_of_the_data_are_those_on_copies(kernels):
         data = Data(x, y, weight=torch.linspace(0.5, 1.5, 30, device=kernels))
         step.check(data)
         with flat.attached():
-            net.report, net.fixed_sweeps = DeviceCounts(4e-6, kernels), 16
-            step._kernels = FusedKernels(net, Contrastive(), flat)
+            step._backends = [TritonKernels(net, Contrastive(), flat, 4e-6)]
             for moment in range(2):
-                loss = step.gradients(data, rows, moment, 2, 18, nobody)
+                loss = step.gradients(data, rows, moment, 2, 18, policy)
         return loss, flat.gradient, step.activations
 
     # what is not contiguous is copied
@@ -160,8 +160,12 @@ def test_a_start_at_the_answer_needs_no_sweeps(kernels):
 
 def test_what_the_kernels_do_not_take_is_left_to_others(kernels):
     small = network("two", torch.float32, kernels)
-    assert not FusedKernels.applies(small, CrossEntropy())
-    assert not FusedKernels.applies(network("two", torch.float64, kernels), Contrastive())
-    assert not FusedKernels.applies(network("two", torch.float32, kernels, output_constraint="box"), Contrastive())
-    assert not FusedKernels.applies(random_network((4, 100, 40, 3), dtype=torch.float32, device=kernels), Contrastive())
-    assert not FusedKernels.applies(random_network((4, 20, 100), dtype=torch.float32, device=kernels), Contrastive())
+    assert not TritonKernels.applies(small, CrossEntropy(), Settings())
+    assert not TritonKernels.applies(network("two", torch.float64, kernels), Contrastive(), Settings())
+    assert not TritonKernels.applies(network("two", torch.float32, kernels, output_constraint="box"), Contrastive(), Settings())
+    assert not TritonKernels.applies(
+        random_network((4, 100, 40, 3), dtype=torch.float32, device=kernels), Contrastive(), Settings()
+    )
+    assert not TritonKernels.applies(
+        random_network((4, 20, 100), dtype=torch.float32, device=kernels), Contrastive(), Settings()
+    )

@@ -222,7 +222,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _infer(self, x: Tensor, y: Tensor | None = None, on_failure: str | None = None) -> Solution:
         """Infer in float64: what predictions and certificates both rest on."""
-        return self.network_.infer(x, y, max_sweeps=max(self.max_sweeps, 1000), on_failure=on_failure or self.on_failure)
+        return self.network_.infer(x, y, max_sweeps=self.max_sweeps, on_failure=on_failure or self.on_failure)
 
     def _radius_in(self, radius: Tensor, x: Tensor) -> Tensor:
         """Turn radii in the network's units into radii in the units of X; the rounding of the scaling is taken off."""
@@ -263,10 +263,9 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "network_")
         if not eps >= 0:
             raise ValueError(f"eps must be at least 0; got {eps}")
-        sweeps = max(self.max_sweeps, 1000)
 
         def interval(x: Tensor) -> Tensor:
-            return torch.stack(energy_interval(self.network_, x, self._reach(eps, x), max_sweeps=sweeps), dim=1)
+            return torch.stack(energy_interval(self.network_, x, self._reach(eps, x), max_sweeps=self.max_sweeps), dim=1)
 
         lower, upper = self._over_chunks(X, interval).T
         return lower, upper

@@ -464,17 +464,16 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         check_is_fitted(self, "network_")
         if not enough > 0:
             raise ValueError(f"enough must be a radius above 0; got {enough}")
-        sweeps = max(self.max_sweeps, 1000)
         if self.objective == "class_energy":
             if method not in ("auto", "energy"):
                 raise ValueError(f"objective 'class_energy' has one method, 'energy'; got {method!r}")
             return self._over_chunks(
-                X, lambda x: self._radius_in(certify_energies(self.network_, x, max_sweeps=sweeps).radius, x)
+                X, lambda x: self._radius_in(certify_energies(self.network_, x, max_sweeps=self.max_sweeps).radius, x)
             )
 
         def radius(x: Tensor) -> Tensor:
             reach = self._reach(enough, x) if enough < math.inf else enough
-            certificate = certify(self.network_, x, method, seconds=seconds, enough=reach, max_sweeps=sweeps)
+            certificate = certify(self.network_, x, method, seconds=seconds, enough=reach, max_sweeps=self.max_sweeps)
             return self._radius_in(certificate.radius, x)
 
         return self._over_chunks(X, radius)

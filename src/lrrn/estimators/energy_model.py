@@ -260,10 +260,9 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         array of shape (n_samples,)
         """
         check_is_fitted(self, "network_")
-        sweeps = max(self.max_sweeps, 1000)
 
         def radius(x: torch.Tensor) -> torch.Tensor:
-            return self._radius_in(decision_radius(self.network_, x, -self.offset_, max_sweeps=sweeps), x)
+            return self._radius_in(decision_radius(self.network_, x, -self.offset_, max_sweeps=self.max_sweeps), x)
 
         return self._over_chunks(X, radius)
 

@@ -261,10 +261,9 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         check_is_fitted(self, "network_")
         if not eps >= 0:
             raise ValueError(f"eps must be at least 0; got {eps}")
-        sweeps = max(self.max_sweeps, 1000)
 
         def interval(x: torch.Tensor) -> torch.Tensor:
-            return torch.stack(output_interval(self.network_, x, self._reach(eps, x), max_sweeps=sweeps), dim=1)
+            return torch.stack(output_interval(self.network_, x, self._reach(eps, x), max_sweeps=self.max_sweeps), dim=1)
 
         lower, upper = self._over_chunks(X, interval).transpose(1, 0, 2)
         slack = 8 * EPS * (np.abs(self.offset_out_) + self.scale_out_ * np.maximum(np.abs(lower), np.abs(upper)))

@@ -52,8 +52,6 @@ class Session:
         self.low, self.high = (0.0, 1.0) if reference is None else (reference.low, reference.high)
         self._net = model.network_
         self._energy = self._net.energy_snapshot(torch.float64)
-        # a solve that does not converge is shown on the page; a warning on the server's terminal would reach nobody
-        self._net.report = lambda solution, scale, tol, what: None
         self._sorted = None if reference is None else np.sort(reference.energies["samples"])
 
     # --- what the model can be asked ----------------------------------------------------------------------------------
@@ -209,7 +207,8 @@ class Session:
         return torch.as_tensor((X - self.model.offset_in_) / self.model.scale_in_).to(self._net.W[0].device)
 
     def _infer(self, x: Tensor, y: Tensor | None = None) -> Solution:
-        return self._net.infer(x, y, max_sweeps=max(self.model.max_sweeps, 1000))
+        # a solve that does not converge is shown on the page; a warning on the server's terminal would reach nobody
+        return self._net.infer(x, y, max_sweeps=self.model.max_sweeps, on_failure="ignore")
 
     def _followed(self, x: Tensor, free: Solution) -> float:
         """Return the radius that is quick enough to follow a pen, from a solve that is at hand."""

@@ -20,7 +20,7 @@ class DivergenceError(ArithmeticError):
 @final
 @dataclass
 class SolveCounts:
-    """Adds up what the solves of an epoch report; an observer for :attr:`LRRN.report`."""
+    """Adds up what the solves of an epoch report; an observer for :class:`SolvePolicy`."""
 
     samples: int = 0
     sweeps: int = 0

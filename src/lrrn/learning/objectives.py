@@ -22,6 +22,7 @@ from lrrn.energy import LiftedEnergy
 from lrrn.energy.derivatives import Phase, energy_gradients
 from lrrn.network import LRRN
 from lrrn.network.implicit import minimiser
+from lrrn.network.policy import SolvePolicy
 from lrrn.qp import BoxQP, QPSolution
 
 
@@ -43,6 +44,8 @@ class Batch:
         Set by the objective: the stacked activations of the free phase it found.
     progress : float or Tensor of shape ()
         How much of training is done, from 0 to 1.
+    policy : SolvePolicy
+        How the trainer wants phases to be solved; its observer counts solves. Pass it to ``net(batch.x, batch.policy)``.
     """
 
     x: Tensor
@@ -51,6 +54,12 @@ class Batch:
     start: Tensor | None = None
     activations: Tensor | None = field(default=None, repr=False)
     progress: float | Tensor = 0.0
+    policy: SolvePolicy = field(default=SolvePolicy(), repr=False)
+
+    def select(self, rows: Tensor) -> None:
+        """Keep some rows of ``x`` and ``target``, which were those of all samples."""
+        self.x = self.x.index_select(0, rows)
+        self.target = None if self.target is None else self.target.index_select(0, rows)
 
 
 class Objective(Protocol):
@@ -165,7 +174,7 @@ class FreeEnergy(EnergyObjective):
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
         """Infer the free phase."""
         energy = net.energy_now()
-        return [_free_term(energy, batch.x, _free(net, energy, batch)[1], 1.0)]
+        return [_free_term(energy, batch.x, _free(energy, batch)[1], 1.0)]
 
 
 @final
@@ -179,7 +188,7 @@ class ClassEnergy(EnergyObjective):
         """Infer the clamped phase."""
         energy, target = net.energy_now(), _needed(batch.target)
         start = None if batch.start is None else batch.start[:, : sum(energy.sizes[1:-1])]
-        clamped = net.solve_phase(energy.clamped(batch.x, target), "clamped phase", start)
+        clamped = batch.policy.solve(energy.clamped(batch.x, target), "clamped phase", start)
         blocks = _clamped_blocks(energy, clamped.z, target)
         return [EnergyTerm(energy, batch.x, energy.value(batch.x, blocks), [(1.0, blocks)])]
 
@@ -194,8 +203,8 @@ class Contrastive(EnergyObjective):
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
         """Infer the free phase, then the clamped phase from there."""
         energy = net.energy_now()
-        qp, free = _free(net, energy, batch)
-        return [_gap_term(net, energy, batch.x, _needed(batch.target), qp, free)]
+        qp, free = _free(energy, batch)
+        return [_gap_term(batch.policy, energy, batch.x, _needed(batch.target), qp, free)]
 
 
 @final
@@ -221,7 +230,7 @@ class SemiSupervised(EnergyObjective):
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
         """Infer the free phase of all samples, and the clamped phase of those whose label is not -1."""
         energy = net.energy_now()
-        qp, free = _free(net, energy, batch)
+        qp, free = _free(energy, batch)
         terms = [_free_term(energy, batch.x, free, self.weight)]
         target, known = _needed(batch.target), _needed(batch.label) >= 0
         weight = known.to(batch.x.dtype)
@@ -232,7 +241,7 @@ class SemiSupervised(EnergyObjective):
             weight = weight + self.self_training * sure
         rows = weight.nonzero().squeeze(1)
         if rows.numel() > 0:
-            gap = _gap_term(net, energy, batch.x[rows], target[rows], qp.take(rows), free.take(rows))
+            gap = _gap_term(batch.policy, energy, batch.x[rows], target[rows], qp.take(rows), free.take(rows))
             terms.append(replace(gap, rows=rows, value=gap.value * weight[rows], share=weight[rows]))
         return terms
 
@@ -296,7 +305,7 @@ class Margin:
         right = _needed(batch.label)[:, None]
         with torch.enable_grad():
             x = batch.x.detach().requires_grad_(True)
-            z = minimiser(net, x, parameters, batch.start, energy)
+            z = minimiser(net.energy_of, batch.policy, x, parameters, batch.start, energy)
             logits = self._logits(energy.output(x, z), batch)
             # the loss is a growing function of this lead, whose slope does not vanish in float32 where the loss is small
             lead = logits.scatter(1, right, -math.inf).logsumexp(1) - logits.gather(1, right)[:, 0]
@@ -343,14 +352,14 @@ def _at(value: float | tuple[float, float], progress: float | Tensor) -> float |
 
 
 def _scores(net: LRRN, batch: Batch, energy: LiftedEnergy | None = None) -> Tensor:
-    z = net.minimise(batch.x, batch.start, energy)
+    z = net.minimise(batch.x, batch.start, energy, batch.policy)
     batch.activations = z.detach()
     return net.read_out(batch.x, z)
 
 
-def _free(net: LRRN, energy: LiftedEnergy, batch: Batch) -> tuple[BoxQP, QPSolution]:
+def _free(energy: LiftedEnergy, batch: Batch) -> tuple[BoxQP, QPSolution]:
     qp = energy.free(batch.x)
-    free = net.solve_phase(qp, "free phase", batch.start)
+    free = batch.policy.solve(qp, "free phase", batch.start)
     batch.activations = free.z
     return qp, free
 
@@ -360,10 +369,10 @@ def _free_term(energy: LiftedEnergy, x: Tensor, free: QPSolution, weight: float)
     return EnergyTerm(energy, x, weight * energy.value(x, blocks), [(weight, blocks[: energy.n_free])])
 
 
-def _gap_term(net: LRRN, energy: LiftedEnergy, x: Tensor, target: Tensor, qp: BoxQP, free: QPSolution) -> EnergyTerm:
+def _gap_term(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor, target: Tensor, qp: BoxQP, free: QPSolution) -> EnergyTerm:
     """E(zhat) - E(z*), given the free phase and its solution."""
     clamped_qp = energy.clamp(qp, target)
-    clamped = net.solve_phase(clamped_qp, "clamped phase", free.z[:, : clamped_qp.dim])
+    clamped = policy.solve(clamped_qp, "clamped phase", free.z[:, : clamped_qp.dim])
     up = _clamped_blocks(energy, clamped.z, target)
     down = list(free.z.split(energy.free_sizes, dim=-1)) if energy.n_free else []
     if energy.n_layers == 1:

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from lrrn.learning.augment import image_side, shifted
-from lrrn.learning.captured import CapturedSteps
+from lrrn.learning.cuda_graph import CapturedSteps
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.flat_adam import FlatAdam
-from lrrn.learning.fused import SWEEPS, FusedStep
-from lrrn.learning.fused_kernels import FusedKernels
-from lrrn.learning.monitor import SolveCounts, layer_norms, start_vectors
-from lrrn.learning.objectives import Batch, EnergyObjective, Objective, total, total_gradients
+from lrrn.learning.monitor import layer_norms, start_vectors
+from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.learning.settings import Data, Settings
+from lrrn.learning.steps import GradientBackend, backends
 from lrrn.network import LRRN
+from lrrn.network.policy import Observer, SolvePolicy
+from lrrn.network.solution import ignore_failures
 from lrrn.qp import DEFAULT_TOL
 
 AIM = {torch.float64: 1e-8, torch.float32: 4e-6}
@@ -44,19 +45,19 @@ class Step:
         Where power iterations for the cap on weight norms stand.
     activations : Tensor of shape (n, dim) or None
         Where solves start from, sample by sample.
+    backend : str
+        Name of the backend that took the last step.
     """
 
     def __init__(self, net: LRRN, objective: Objective, settings: Settings, flat: FlatParameters) -> None:
         self._net, self._objective, self._settings, self._flat = net, objective, settings, flat
         self._last = flat.last_weights()
-        self._fused: FusedStep | None = None
-        self._kernels: FusedKernels | None = None
+        self._backends: list[GradientBackend] = []
         self._adam: FlatAdam | None = None
-        self._shares: Tensor | None = None
-        self._shared_by = 0
         self.optimizer = _optimizer(flat, settings)
         self.vectors = start_vectors(net)
         self.activations: Tensor | None = None
+        self.backend = ""
 
     @property
     def aim(self) -> float:
@@ -76,20 +77,23 @@ class Step:
             self.activations = data.x.new_zeros((len(data), sum(self._net.energy_now().free_sizes)))
 
     def begin(self) -> None:
-        """Choose the way through a step; the parameters must be attached."""
-        if FusedStep.applies(self._net, self._objective) and self._settings.max_sweeps >= SWEEPS:
-            self._fused = FusedStep(self._net, cast(EnergyObjective, self._objective), self._flat, self.aim)
-        elif self._flat.vector.is_cuda and FusedKernels.applies(self._net, self._objective):
-            self._kernels = FusedKernels(self._net, cast(EnergyObjective, self._objective), self._flat)
+        """Choose the backends; the parameters must be attached."""
+        self._backends = backends(self._net, self._objective, self._settings, self._flat, self.aim)
         if self._flat.vector.is_cuda and FlatAdam.applies(self.optimizer, self._flat):
             self._adam = FlatAdam(self.optimizer, self._flat)
+
+    def policy(self, observer: Observer) -> SolvePolicy:
+        """Return how solves of training are done."""
+        return SolvePolicy(self._net.solver, self._settings.tol, self.aim, self._settings.max_sweeps, None, observer)
 
     def set_rate(self, rate: float | Tensor) -> None:
         """Set the learning rate of the next update."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-    def gradients(self, data: Data, rows: Tensor, moment: int | Tensor, of: int, n: int, counts: SolveCounts) -> float | Tensor:
+    def gradients(
+        self, data: Data, rows: Tensor, moment: int | Tensor, total_steps: int, n: int, policy: SolvePolicy
+    ) -> float | Tensor:
         """Set the gradients of some rows' part of the mean over ``n`` samples, and return that part of the loss.
 
         Parameters
@@ -97,27 +101,35 @@ class Step:
         data : Data
         rows : int64 Tensor
             Samples to use, on the device of the data.
-        moment, of : int
+        moment, total_steps : int
             Number of this step, and of all steps of training.
         n : int
             Samples of the whole batch.
-        counts : SolveCounts
-            What the compiled step's solves report to; other solves report to the network's own observer.
+        policy : SolvePolicy
         """
         if rows.shape[0] == 0:
             self._flat.gradient.zero_()
             return 0.0
-        pick = rows if self._picks_rows(data) else None
-        batch, weight = self._batch(data, rows, moment, of, pick is None)
-        loss = self._descend(batch, weight, n, counts, pick)
+        whole = self._backends[0].reads_rows and self._readable(data)
+        batch, weight = self._batch(data, rows, moment, total_steps, not whole, policy)
+        for backend in self._backends:
+            if whole and not backend.reads_rows:
+                batch.select(rows)
+                whole = False
+            loss = backend.gradients(batch, weight, n, rows if whole else None)
+            if loss is not None:
+                break
+        self.backend = backend.name
         if self.activations is not None and batch.activations is not None:
             self.activations[rows] = batch.activations
-        return loss
+        return cast(float | Tensor, loss)
 
-    def _batch(self, data: Data, rows: Tensor, moment: int | Tensor, of: int, select: bool) -> tuple[Batch, Tensor | None]:
+    def _batch(
+        self, data: Data, rows: Tensor, moment: int | Tensor, total_steps: int, select: bool, policy: SolvePolicy
+    ) -> tuple[Batch, Tensor | None]:
         """Return what the objective sees of some rows, and their weights; x and target are those of all unless ``select``."""
-        # the compiled steps read no labels
-        label = data.label if self._fused is None and self._kernels is None else None
+        # backends that read rows do not read labels
+        label = None if self._backends[0].reads_rows else data.label
         x, target = data.x, data.target
         if select:
             x, target = x.index_select(0, rows), None if target is None else target.index_select(0, rows)
@@ -127,46 +139,12 @@ class Step:
         if self._settings.shifts:
             x = shifted(x, rows, moment, self._settings.seed, self._settings.shifts)
         # energies do not change with progress, and on a device even a division takes its time
-        progress = 0.0 if isinstance(self._objective, EnergyObjective) else moment / of
-        return Batch(x, target, label, start, progress=progress), weight
+        progress = 0.0 if isinstance(self._objective, EnergyObjective) else moment / total_steps
+        return Batch(x, target, label, start, progress=progress, policy=policy), weight
 
-    def _picks_rows(self, data: Data) -> bool:
-        """Whether kernels read the rows of the data themselves, so that no copy of them is made."""
-        return (
-            (self._fused is not None or (self._kernels is not None and self._net.fixed_sweeps is not None))
-            and not self._settings.shifts
-            and all(part is None or part.is_contiguous() for part in (data.x, data.target))
-        )
-
-    def _descend(self, batch: Batch, weight: Tensor | None, n: int, counts: SolveCounts, rows: Tensor | None) -> float | Tensor:
-        here = (batch.x if rows is None else rows).shape[0]
-        if isinstance(self._objective, EnergyObjective):
-            with torch.no_grad():
-                share = self._equal_shares(batch.x, here, n) if weight is None else weight.div_(n)
-                loss = None if self._fused is None else self._fused(batch, share, counts, rows)
-                if loss is not None:
-                    return loss
-                if self._kernels is not None and self._net.fixed_sweeps is not None:
-                    return self._kernels(batch, share, rows)
-                if rows is not None:
-                    batch.x = batch.x.index_select(0, rows)
-                    batch.target = None if batch.target is None else batch.target.index_select(0, rows)
-                terms = self._objective.terms(self._net, batch)
-                self._flat.set_gradient(total_gradients(terms, share))
-                return torch.dot(total(terms, here), share)
-        losses = self._objective(self._net, batch)
-        mean = (losses if weight is None else losses * weight).sum() / n
-        self._flat.gradient.zero_()
-        mean.backward()
-        return mean.detach()
-
-    def _equal_shares(self, x: Tensor, here: int, n: int) -> Tensor:
-        """Return the factors of ``here`` samples in the mean over ``n``; the compiled step's hardly change and are kept."""
-        if self._fused is None:
-            return x.new_full((here,), 1 / n)
-        if self._shares is None or self._shares.shape[0] != here or self._shared_by != n:
-            self._shares, self._shared_by = x.new_full((here,), 1 / n), n
-        return self._shares
+    def _readable(self, data: Data) -> bool:
+        """Whether backends may read the rows of the data themselves."""
+        return not self._settings.shifts and all(part is None or part.is_contiguous() for part in (data.x, data.target))
 
     def update(self) -> None:
         """Change the parameters by their gradients."""
@@ -212,12 +190,13 @@ class Step:
     def captured(self, data: Data, sweeps: int) -> CapturedSteps:
         """Return the graphs of steps on full batches, beginning with so many sweeps."""
         size = self._settings.batch_size
-        of, nobody = self._settings.epochs * -(-len(data) // size), SolveCounts()
+        total_steps = self._settings.epochs * -(-len(data) // size)
 
-        def slopes(rows: Tensor, moment: Tensor) -> Tensor:
-            return cast(Tensor, self.gradients(data, rows, moment, of, size, nobody))
+        def slopes(rows: Tensor, moment: Tensor, policy: SolvePolicy) -> Tensor:
+            return cast(Tensor, self.gradients(data, rows, moment, total_steps, size, policy))
 
-        return CapturedSteps(self._net, slopes, self.update, size, len(data) // size, self.aim, sweeps)
+        policy, device = self.policy(ignore_failures), data.x.device
+        return CapturedSteps(policy, device, slopes, self.update, size, len(data) // size, self.aim, sweeps)
 
 
 def _optimizer(flat: FlatParameters, settings: Settings) -> torch.optim.Optimizer:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from lrrn.learning import checkpoint
 from lrrn.learning.batches import Batches
-from lrrn.learning.captured import CapturedSteps, until_look
 from lrrn.learning.checkpoint import Position
+from lrrn.learning.cuda_graph import CapturedSteps, until_look
+from lrrn.learning.data_parallel import DataParallel
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts, check_health, condition_number, weight_norms
 from lrrn.learning.objectives import Objective
@@ -26,7 +27,6 @@ from lrrn.learning.progress import JsonLines, ProgressBar
 from lrrn.learning.schedules import schedule
 from lrrn.learning.settings import Data, Settings
 from lrrn.learning.step import Step
-from lrrn.learning.together import Together
 from lrrn.network import LRRN
 from lrrn.runtime import ranks, storage
 from lrrn.runtime.threads import one_thread
@@ -96,7 +96,7 @@ class Trainer:
         self._best = [p.detach().clone() for p in net.parameters()]
         self._interrupted = False
         self._ranks = ranks.current()
-        self._together = Together(self._ranks, self._flat)
+        self._parallel = DataParallel(self._ranks, self._flat)
         for path in (self.checkpoint, log):
             if path is not None and self._ranks.is_main:
                 storage.check_writable(path)
@@ -133,11 +133,13 @@ class Trainer:
         self._ranks.check_same("settings or data", identity)
         if self.checkpoint is not None and self._ranks.is_main:
             storage.clear_remains(self.checkpoint)
-        with one_thread(), self._flat.attached(), self._observed() as counts, self._interruptible():
+        counts = SolveCounts()
+        with one_thread(), self._flat.attached(), self._interruptible():
             if not (resume and self._resume(identity)):
                 self._ranks.copy_main(self._flat.vector)
                 self._step.project()
             self._step.begin()
+            self._policy = self._step.policy(counts)
             total = self.settings.epochs * len(data)
             done = self.position.epoch * len(data) + self.position.step * self.settings.batch_size
             lines = JsonLines(self.log if self._ranks.is_main else None, self.history)
@@ -180,12 +182,12 @@ class Trainer:
         for rows in batches[position.step :]:
             moment = position.epoch * n_steps + position.step
             self._step.set_rate(settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)))
-            loss, stop, due = self._take(data, rows.to(data.x.device), moment, settings.epochs * n_steps, counts)
+            loss, stop, due = self._take(data, rows.to(data.x.device), moment, settings.epochs * n_steps)
             self._note_steps(1, loss * rows.shape[0], rows.shape[0], counts, bar)
             if stop or due:
                 self._keep(batches, counts, identity, stop)
-        self._together.add_counts(counts, position)
-        self._together.complete(self._step.activations, batches, slice(self._shared, None))
+        self._parallel.add_counts(counts, position)
+        self._parallel.complete(self._step.activations, batches, slice(self._shared, None))
 
     def _captured_epoch(
         self,
@@ -238,23 +240,23 @@ class Trainer:
 
     def _keep(self, batches: Sequence[Tensor], counts: SolveCounts, identity: dict[str, Any], stop: bool) -> None:
         """Write a checkpoint in the middle of an epoch, and end there if asked to."""
-        self._together.add_counts(counts, self.position)
-        self._together.complete(self._step.activations, batches, slice(self._shared, self.position.step))
+        self._parallel.add_counts(counts, self.position)
+        self._parallel.complete(self._step.activations, batches, slice(self._shared, self.position.step))
         self._shared = self.position.step
         self._save(identity)
         self._saved = time.monotonic()
         if stop:
             raise KeyboardInterrupt
 
-    def _take(self, data: Data, rows: Tensor, moment: int, of: int, counts: SolveCounts) -> tuple[float, bool, bool]:
-        """Take one step, number ``moment`` of so many.
+    def _take(self, data: Data, rows: Tensor, moment: int, total_steps: int) -> tuple[float, bool, bool]:
+        """Take step number ``moment`` of ``total_steps``.
 
         Return the batch's mean loss, whether to stop and whether to save: the same on all ranks.
         """
         due, n = self._due, rows.shape[0]
         mine = rows[self._ranks.part(n)] if self._ranks.connected else rows
-        loss = float(self._step.gradients(data, mine, moment, of, n, counts))
-        loss, stop, due = self._together.add_gradients(loss, self._interrupted, due)
+        loss = float(self._step.gradients(data, mine, moment, total_steps, n, self._policy))
+        loss, stop, due = self._parallel.add_gradients(loss, self._interrupted, due)
         self._step.update()
         return loss, stop, due
 
@@ -273,7 +275,7 @@ class Trainer:
         counts.samples, counts.sweeps, counts.missed = position.samples, position.sweeps, position.missed
         norms, condition = weight_norms(self.net, self._step.vectors, 20), condition_number(self.net)
         check_health(self.net, position.epoch + 1, loss, counts, condition, norms, self.settings.max_unconverged)
-        self._together.check_equal(position.epoch + 1)
+        self._parallel.check_equal(position.epoch + 1)
         seconds = self._ranks.on_main(lambda: time.perf_counter() - self._began)
         record: dict[str, Any] = {
             "stage": position.stage,
@@ -284,6 +286,7 @@ class Trainer:
             "samples_per_second": len(data) / seconds,
             "sweeps": counts.sweeps / max(counts.samples, 1),
             "unconverged": counts.missed,
+            "backend": self._step.backend,
             "condition_number": condition,
             "weight_norms": norms,
         }
@@ -378,18 +381,6 @@ class Trainer:
         if patience is None or position.best_score is None or position.step > 0:
             return False
         return position.epoch - position.best_epoch >= patience
-
-    @contextmanager
-    def _observed(self) -> Iterator[SolveCounts]:
-        """Let the network's solves report to a counter, at the tolerance of the settings."""
-        net, counts = self.net, SolveCounts()
-        before = net.report, net.tol, net.aim, net.max_sweeps
-        net.report, net.max_sweeps = counts, self.settings.max_sweeps
-        net.tol, net.aim = self.settings.tol, self._step.aim
-        try:
-            yield counts
-        finally:
-            net.report, net.tol, net.aim, net.max_sweeps = before
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

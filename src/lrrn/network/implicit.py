@@ -6,9 +6,9 @@ symmetric contrastive difference 1/2 [E(z* + w) - E(z* - w)], the limit of equil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -16,42 +16,34 @@ from torch.autograd.function import FunctionCtx
 
 from lrrn.energy import LiftedEnergy
 from lrrn.energy.derivatives import slope_gradients
-from lrrn.network.small_batch import Compact, Structure, Tolerances, fitting_structure
-from lrrn.qp import BoxQP, QPSolution, row_norms
+from lrrn.network.policy import SolvePolicy
+from lrrn.network.small_batch import Fit, SmallBatch, fit
+from lrrn.qp import row_norms
 
 FORWARD, ADJOINT = "forward pass", "adjoint"
-"""Names of the solves in reports."""
+"""Names of the phases that are solved here."""
 
 
-class Phases(Protocol):
-    """A network as seen from here: it solves phases by whatever means it is set to, and hears how that went."""
-
-    def energy_of(self, parameters: Sequence[Tensor]) -> LiftedEnergy:
-        """Build the energy of a list of parameters."""
-        ...
-
-    def solve_phase(self, qp: BoxQP, what: str, start: Tensor | None = None) -> QPSolution:
-        """Return the solution of ``qp``; ``what`` names it in reports."""
-        ...
-
-    def compact_tolerances(self, dtype: torch.dtype) -> Tolerances | None:
-        """Return what the compiled passes of small batches should reach, or None if they should not be used."""
-        ...
-
-    def report(self, solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
-        """Hear of a solve that went without :meth:`solve_phase`."""
-        ...
+EnergyOf = Callable[[Sequence[Tensor]], LiftedEnergy]
+"""Builds the energy of a list of parameters."""
 
 
 def minimiser(
-    phases: Phases, x: Tensor, parameters: Sequence[Tensor], start: Tensor | None = None, energy: LiftedEnergy | None = None
+    energy_of: EnergyOf,
+    policy: SolvePolicy,
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    start: Tensor | None = None,
+    energy: LiftedEnergy | None = None,
 ) -> Tensor:
     """Return the stacked minimiser of the free phase, differentiable once in ``x`` and the parameters.
 
     Parameters
     ----------
-    phases : Phases
-        Solves the free phase and, in the backward pass, its adjoint.
+    energy_of : callable
+        From parameters to their energy.
+    policy : SolvePolicy
+        Of the free phase and, in the backward pass, of its adjoint.
     x : Tensor of shape (n, d_0)
     parameters : sequence of Tensor
         All of the dtype of ``x``.
@@ -64,18 +56,18 @@ def minimiser(
     -------
     Tensor of shape (n, dim)
     """
-    fitting = _fitting(phases, phases.energy_of(parameters) if energy is None else energy, x)
-    return _Minimiser.apply(phases, fitting, energy, start, False, x, *parameters)
+    fitting = fit(policy, energy_of(parameters) if energy is None else energy, x)
+    return _Minimiser.apply(_Way(energy_of, policy, fitting, False), energy, start, x, *parameters)
 
 
-def prediction(phases: Phases, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+def prediction(energy_of: EnergyOf, policy: SolvePolicy, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     """Return the output that belongs to :func:`minimiser`, of shape (n, d_L), differentiable once in ``x`` and the parameters.
 
     The compiled passes of small batches include it: reading it out afterwards would take as long as a third of them.
     """
-    energy = phases.energy_of(parameters)
-    fitting = _fitting(phases, energy, x)
-    z_or_output: Tensor = _Minimiser.apply(phases, fitting, None, None, fitting is not None, x, *parameters)
+    energy = energy_of(parameters)
+    fitting = fit(policy, energy, x)
+    z_or_output: Tensor = _Minimiser.apply(_Way(energy_of, policy, fitting, fitting is not None), None, None, x, *parameters)
     return z_or_output if fitting is not None else energy.output(x, z_or_output)
 
 
@@ -86,18 +78,13 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-class _Fitting(NamedTuple):
-    """What the compiled passes of a small batch work with."""
+class _Way(NamedTuple):
+    """How the two passes are carried out, and whether they end with the output."""
 
-    structure: Structure
-    tolerances: Tolerances
-
-
-def _fitting(phases: Phases, energy: LiftedEnergy, x: Tensor) -> _Fitting | None:
-    """Return None if a batch is not one for the compiled passes."""
-    tolerances = phases.compact_tolerances(x.dtype)
-    structure = None if tolerances is None else fitting_structure(energy, x)
-    return None if structure is None or tolerances is None else _Fitting(structure, tolerances)
+    energy_of: EnergyOf
+    policy: SolvePolicy
+    fitting: Fit | None
+    reads_out: bool
 
 
 @final
@@ -106,62 +93,56 @@ class _Minimiser(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        phases: Phases,
-        fitting: _Fitting | None,
-        energy: LiftedEnergy | None,
-        start: Tensor | None,
-        reads_out: bool,
-        x: Tensor,
-        *parameters: Tensor,
+        ctx: Any, way: _Way, energy: LiftedEnergy | None, start: Tensor | None, x: Tensor, *parameters: Tensor
     ) -> Tensor:
-        ctx.phases, ctx.compact, ctx.energy, ctx.reads_out = phases, None, energy, reads_out
-        if fitting is not None:
-            compact = Compact(fitting.structure, parameters, x, fitting.tolerances)
-            found = compact.minimise(start, reads_out)
+        ctx.way, ctx.small, ctx.energy = way, None, energy
+        if way.fitting is not None:
+            small = SmallBatch(way.fitting.structure, parameters, x, way.fitting.tolerances)
+            found = small.minimise(start, way.reads_out)
             start = found.solution.z
             if found.converged:
-                phases.report(found.solution, found.scale, fitting.tolerances.must, FORWARD)
-                ctx.compact = compact
+                way.policy.observer(found.solution, found.scale, small.tolerances.must, FORWARD)
+                ctx.small = small
                 ctx.save_for_backward(x, start, *parameters)
-                return found.output if reads_out else start
+                return found.output if way.reads_out else start
         # kept, so that the adjoint finds its Hessian made
-        ctx.energy = phases.energy_of([p.detach() for p in parameters]) if energy is None else energy
-        z = phases.solve_phase(ctx.energy.free(x), FORWARD, start).z
+        ctx.energy = way.energy_of([p.detach() for p in parameters]) if energy is None else energy
+        z = way.policy.solve(ctx.energy.free(x), FORWARD, start).z
         ctx.save_for_backward(x, z, *parameters)
-        return ctx.energy.output(x, z) if reads_out else z
+        return ctx.energy.output(x, z) if way.reads_out else z
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (given,) = grad_outputs
+        way: _Way = ctx.way
         x, z, *parameters = ctx.saved_tensors
         grads: tuple[Tensor | None, ...]
         with torch.no_grad(), without_autocast(x.device):
-            found = None if ctx.compact is None else ctx.compact.adjoint(given, ctx.needs_input_grad[5], ctx.reads_out)
+            found = None if ctx.small is None else ctx.small.adjoint(given, ctx.needs_input_grad[3], way.reads_out)
             if found is not None:
-                ctx.phases.report(found.solution, found.scale, ctx.compact.tolerances.must, ADJOINT)
+                way.policy.observer(found.solution, found.scale, ctx.small.tolerances.must, ADJOINT)
                 grads = (found.d_x, *found.derivatives)
             else:
-                energy = ctx.phases.energy_of([p.detach() for p in parameters]) if ctx.energy is None else ctx.energy
-                backward = _read_out_backward if ctx.reads_out else _general_backward
+                energy = way.energy_of([p.detach() for p in parameters]) if ctx.energy is None else ctx.energy
+                backward = _read_out_backward if way.reads_out else _general_backward
                 grads = backward(ctx, energy, given, x, z)
         if torch.is_grad_enabled():
             grads = tuple(None if grad is None else _FirstDerivativeOnly.apply(grad, given, x, *parameters) for grad in grads)
-        return None, None, None, None, None, *grads
+        return None, None, None, *grads
 
 
 def _general_backward(ctx: Any, energy: LiftedEnergy, v: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor | None, ...]:
     # the adjoint is linear in v, so solve it for unit vectors: tol is then relative to the gradient itself
     size = row_norms(v)[:, None].to(v.dtype)
     unit = v / torch.where(size > 0, size, 1)
-    w = ctx.phases.solve_phase(energy.adjoint(z, unit), ADJOINT).z * size
-    d_x = torch.zeros_like(x) if ctx.needs_input_grad[5] else None
+    w = ctx.way.policy.solve(energy.adjoint(z, unit), ADJOINT).z * size
+    d_x = torch.zeros_like(x) if ctx.needs_input_grad[3] else None
     if d_x is not None and energy.n_free:
         # dloss/dx = a_0 (1 + beta_0) W_0^T w_1
         first = w[:, : energy.sizes[1]]
         d_x = (first @ energy.weights[0]).mul_(energy.discounts[0] * (1 + energy.beta[0]))
-    if not any(ctx.needs_input_grad[6:]):
-        return d_x, *(None for _ in ctx.needs_input_grad[6:])
+    if not any(ctx.needs_input_grad[4:]):
+        return d_x, *(None for _ in ctx.needs_input_grad[4:])
     return d_x, *(slope.neg_() for slope in slope_gradients(energy, x, z, w).flat())
 
 

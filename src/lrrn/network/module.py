@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -16,14 +16,12 @@ from lrrn.energy import LiftedEnergy
 from lrrn.energy.constraints import ConstraintSpec, interval
 from lrrn.network.implicit import minimiser, prediction, without_autocast
 from lrrn.network.judging import judged
-from lrrn.network.small_batch import SWEEPS, Tolerances
-from lrrn.network.solution import Solution, check_on_failure, raise_if_not_converged, warn_if_not_converged
+from lrrn.network.policy import SolvePolicy
+from lrrn.network.solution import ON_FAILURE, Solution, check_on_failure
 from lrrn.network.structure import checked_beta, checked_gamma, checked_sizes, hidden_intervals, initial_weight
-from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution
-from lrrn.solvers import solve, solve_fixed
+from lrrn.qp import DEFAULT_TOL, BoxQP
+from lrrn.solvers import solve
 
-AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
-"""How far the differentiable passes go while they make progress, unless ``tol`` is set."""
 LIPSCHITZ_METHODS = ("auto", "paper", "spectral", "multiplier")
 BUDGET = {"auto": 5.0, "multiplier": 300.0}
 """Seconds that bounds may take to optimise, unless said otherwise."""
@@ -71,10 +69,6 @@ class LRRN(nn.Module):
     ----------
     sizes, beta, gamma, intervals
         The structure, one entry a layer where there are several; read-only.
-    aim : float or None
-        If set, the differentiable passes go on to this tighter tolerance while they make progress, whatever ``tol`` is.
-    fixed_sweeps : int or None
-        If set, they take exactly so many accelerated sweeps instead and never wait for the device: for CUDA graphs.
     W, b, c : ParameterList
         ``W[k]`` of shape (d_{k+1}, d_k), ``b[k]`` of shape (d_{k+1},), ``c[k]`` of shape (d_k,); None where switched off.
 
@@ -111,8 +105,6 @@ class LRRN(nn.Module):
         self.gamma = checked_gamma(gamma, n_layers)
         self.intervals = (*hidden_intervals(constraint, n_layers - 1), interval(output_constraint))
         self.solver, self.tol, self.max_sweeps = solver, tol, max_sweeps
-        self.aim: float | None = None
-        self.fixed_sweeps: int | None = None
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"parameters need a floating-point dtype; got {dtype}")
         like = torch.empty(0, device=device, dtype=dtype)
@@ -121,7 +113,6 @@ class LRRN(nn.Module):
         self.b = nn.ParameterList([like.new_zeros(rows) if bias else None for rows, _ in shapes])
         self.c = nn.ParameterList([like.new_zeros(columns) if reconstruction_bias else None for _, columns in shapes])
         self._has_b, self._has_c = bias, reconstruction_bias
-        self.report: Callable[[QPSolution, Tensor, float, str], None] = warn_if_not_converged
         self._frozen: tuple[list[Tensor], dict[torch.dtype, LiftedEnergy]] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -134,12 +125,19 @@ class LRRN(nn.Module):
 
     # --- prediction ---------------------------------------------------------------------------------------------------
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def policy(self) -> SolvePolicy:
+        """How the differentiable passes solve unless told otherwise: ``solver``, ``tol`` and ``max_sweeps``."""
+        return SolvePolicy(self.solver, self.tol, None, self.max_sweeps)
+
+    def forward(self, x: Tensor, policy: SolvePolicy | None = None) -> Tensor:
         """Predict z_L*(x), differentiable once in ``x`` and the parameters.
 
         Parameters
         ----------
         x : Tensor of shape (..., d_0)
+        policy : SolvePolicy, optional
+            How to solve; :attr:`policy` if not given.
 
         Returns
         -------
@@ -151,10 +149,16 @@ class LRRN(nn.Module):
         with without_autocast(x.device):
             wide = flat.to(self._solve_dtype(x))
             parameters = [p.to(wide.dtype) for p in self.flat_parameters()]
-            output = prediction(self, wide, parameters)
+            output = prediction(self.energy_of, policy or self.policy, wide, parameters)
         return output.to(x.dtype).reshape(*x.shape[:-1], self.sizes[-1])
 
-    def minimise(self, x: Tensor, start: Tensor | None = None, energy: LiftedEnergy | None = None) -> Tensor:
+    def minimise(
+        self,
+        x: Tensor,
+        start: Tensor | None = None,
+        energy: LiftedEnergy | None = None,
+        policy: SolvePolicy | None = None,
+    ) -> Tensor:
         """Return the stacked minimiser of the free phase, differentiable once; :meth:`read_out` turns it into the prediction.
 
         Parameters
@@ -165,6 +169,8 @@ class LRRN(nn.Module):
         energy : LiftedEnergy, optional
             That of the present parameters, detached and in the dtype of ``x``, where it is at hand: its Hessian is not built
             again.
+        policy : SolvePolicy, optional
+            How to solve; :attr:`policy` if not given.
 
         Returns
         -------
@@ -172,42 +178,11 @@ class LRRN(nn.Module):
             z_1, ..., z_L side by side, an eliminated output left out.
         """
         parameters = [p.to(x.dtype) for p in self.flat_parameters()]
-        return minimiser(self, x, parameters, start, energy)
+        return minimiser(self.energy_of, policy or self.policy, x, parameters, start, energy)
 
     def read_out(self, x: Tensor, z: Tensor) -> Tensor:
         """Return the output, of shape (n, d_L), that belongs to a stacked minimiser; differentiable."""
         return self.energy_of([p.to(x.dtype) for p in self.flat_parameters()]).output(x, z)
-
-    def solve_phase(self, qp: BoxQP, what: str, start: Tensor | None = None) -> QPSolution:
-        """Solve a phase as this network is set to (``solver``, ``tol``, ``max_sweeps``) and report it to ``report``.
-
-        Parameters
-        ----------
-        qp : BoxQP
-            Free, clamped, nudged or adjoint.
-        what : str
-            Its name in reports.
-        start : Tensor of shape (n, dim), optional
-        """
-        tol, aim = self._tolerances(qp.q.dtype)
-        if self.fixed_sweeps is not None:
-            solved = solve_fixed(qp, self.fixed_sweeps, tol=tol, aim=min(aim, tol), start=start)
-        else:
-            solved = solve(qp, solver=self.solver, tol=tol, aim=aim, max_sweeps=self.max_sweeps, start=start)
-        self.report(solved, qp.scale, tol, what)
-        return solved
-
-    def _tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
-        """Return what the differentiable passes must reach, and how far they go while they make progress."""
-        tol = DEFAULT_TOL[dtype] if self.tol is None else self.tol
-        return tol, self.aim if self.aim is not None else AIM[dtype] if self.tol is None else self.tol
-
-    def compact_tolerances(self, dtype: torch.dtype) -> Tolerances | None:
-        """Return what the compiled passes of small batches should reach, or None if the settings ask for another way."""
-        if self.fixed_sweeps is not None or self.solver not in ("auto", "coordinate_descent") or self.max_sweeps < SWEEPS:
-            return None
-        tol, aim = self._tolerances(dtype)
-        return Tolerances(tol, min(aim, tol))
 
     @torch.no_grad()
     def infer(
@@ -238,9 +213,10 @@ class LRRN(nn.Module):
             Sweeps or iterations per sample.
         start : Solution or sequence of tensors of shape (n, d_k), optional
             Activations to start from.
-        on_failure : {"warn", "raise"}, default="warn"
-            What to do if a sample does not converge: warn with scikit-learn's ConvergenceWarning, or raise
-            :class:`lrrn.ConvergenceError`. A certified radius speaks of solves that converge: "raise" leaves no others.
+        on_failure : {"warn", "raise", "ignore"}, default="warn"
+            What to do if a sample does not converge: warn with scikit-learn's ConvergenceWarning, raise
+            :class:`lrrn.ConvergenceError`, or leave it to the caller to look at ``converged``. A certified radius speaks of
+            solves that converge: "raise" leaves no others.
 
         Returns
         -------
@@ -269,9 +245,7 @@ class LRRN(nn.Module):
             for z in activations if given != dtype else activations[-1:]:
                 solved = solved.flagged_unless(z.isfinite().all(-1))
             phase = "free phase" if y is None else "clamped phase"
-            if on_failure == "raise":
-                raise_if_not_converged(solved, qp.scale, tol, phase)
-            self.report(solved, qp.scale, tol, phase)
+            ON_FAILURE[on_failure](solved, qp.scale, tol, phase)
             return Solution(activations, solved.residual, solved.n_sweeps, solved.status, solved.solvers, energy, x, y)
 
     def energy(self, x: Tensor, z: Sequence[Tensor] | None = None, y: Tensor | None = None) -> Tensor:
@@ -374,8 +348,8 @@ class LRRN(nn.Module):
         return torch.promote_types(torch.promote_types(x.dtype, self.W[0].dtype), torch.float32)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the reusable copies and a passing observer out of pickles and deep copies."""
-        return {**self.__dict__, "_frozen": None, "report": warn_if_not_converged}
+        """Leave the reusable copies out of pickles and deep copies."""
+        return {**self.__dict__, "_frozen": None}
 
     # --- checks -------------------------------------------------------------------------------------------------------
 

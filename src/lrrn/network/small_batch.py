@@ -21,8 +21,8 @@ from torch._utils import _flatten_dense_tensors
 
 from lrrn.energy import LiftedEnergy
 from lrrn.energy.constraints import Interval, bounds
-from lrrn.kernels.constants import ACCEPTED
 from lrrn.linalg import blocks
+from lrrn.network.policy import SolvePolicy, Tolerances
 from lrrn.qp import QPSolution
 from lrrn.runtime.threads import holds_one_thread
 from lrrn.solvers.coordinate_descent import SINGLE_FROM, THREAD_WORK, panel_plan
@@ -32,20 +32,6 @@ SWEEPS = 64
 
 CACHED = 2**19
 """Bytes of a matrix up to which our own W W^T is faster than that of a BLAS."""
-
-
-@final
-@dataclass(frozen=True)
-class Tolerances:
-    """Relative residuals: one that every sample must reach, and a tighter one to aim at."""
-
-    must: float
-    aim: float
-
-    @property
-    def limit(self) -> float:
-        """The relative residual that will do."""
-        return min(self.must, ACCEPTED * self.aim)
 
 
 @final
@@ -72,15 +58,15 @@ class Adjoint(NamedTuple):
 
 
 @final
-class Compact:
+class SmallBatch:
     """The free phase of one batch and its adjoint.
 
-    Nothing it returns is kept here: a function that kept its own result would never be freed.
+    It keeps no reference to what it returns: with the autograd node that would form a cycle.
 
     Parameters
     ----------
     structure : Structure
-        That of the network, as :func:`fitting_structure` returns it.
+        That of the network, as :func:`fit` returns it.
     parameters : sequence of Tensor
         All W, then all b, then all c.
     x : Tensor of shape (n, d_0)
@@ -151,13 +137,25 @@ class Compact:
         return Adjoint(solution, report.scale, derivatives, torch.from_numpy(d_x) if with_x else None)
 
 
-def fitting_structure(energy: LiftedEnergy, x: Tensor) -> Structure | None:
-    """Return the structure of a network if a batch is one for these kernels, or None.
+@final
+class Fit(NamedTuple):
+    """What the compiled passes of a small batch work with."""
 
-    It must be on the CPU, not empty, too small for a second thread, and BLAS held to one.
+    structure: Structure
+    tolerances: Tolerances
+
+
+def fit(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor) -> Fit | None:
+    """Return None if a batch is not one for these kernels.
+
+    It must be on the CPU, not empty, too small for a second thread, and BLAS held to one; and the policy one that coordinate
+    descent can follow.
     """
     if (
         not holds_one_thread()
+        or policy.fixed_sweeps is not None
+        or policy.solver not in ("auto", "coordinate_descent")
+        or policy.max_sweeps < SWEEPS
         or x.device.type != "cpu"
         or x.dtype not in (torch.float32, torch.float64)
         or not energy.n_free
@@ -166,7 +164,8 @@ def fitting_structure(energy: LiftedEnergy, x: Tensor) -> Structure | None:
         return None
     structure = structure_of(energy)
     total = structure.plan[3]
-    return structure if total < SINGLE_FROM and x.shape[0] * total < THREAD_WORK else None
+    fits = total < SINGLE_FROM and x.shape[0] * total < THREAD_WORK
+    return Fit(structure, policy.tolerances(x.dtype)) if fits else None
 
 
 def gram(w: Tensor, out: Tensor) -> None:

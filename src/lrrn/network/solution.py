@@ -74,18 +74,9 @@ class Solution:
         return self._energy.exact.error_bound(self._x.to(torch.float64), z, y)
 
 
-ON_FAILURE = ("warn", "raise")
-
-
 @final
 class ConvergenceError(RuntimeError):
     """A solve missed its tolerance, and the caller asked for an error where that happens."""
-
-
-def check_on_failure(on_failure: str) -> None:
-    """Refuse an unknown way to treat samples that do not converge."""
-    if on_failure not in ON_FAILURE:
-        raise ValueError(f"on_failure must be one of {', '.join(map(repr, ON_FAILURE))}; got {on_failure!r}")
 
 
 def raise_if_not_converged(solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
@@ -103,6 +94,20 @@ def warn_if_not_converged(solution: QPSolution, scale: Tensor, tol: float, what:
         from sklearn.exceptions import ConvergenceWarning
 
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+
+def ignore_failures(solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
+    """Leave it to the caller to look at the status."""
+
+
+ON_FAILURE = {"warn": warn_if_not_converged, "raise": raise_if_not_converged, "ignore": ignore_failures}
+"""What may be done where samples miss the tolerance."""
+
+
+def check_on_failure(on_failure: str) -> None:
+    """Refuse an unknown way to treat samples that do not converge."""
+    if on_failure not in ON_FAILURE:
+        raise ValueError(f"on_failure must be one of {', '.join(map(repr, ON_FAILURE))}; got {on_failure!r}")
 
 
 def _missed(solution: QPSolution, scale: Tensor, tol: float, what: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The fast way through training on a CUDA device: whole steps as one graph, so that nothing waits for Python.
+"""Training steps as CUDA graphs, so that nothing waits for Python.
 
 The solves of a captured step take a fixed number of sweeps and count on the device what they miss. Every so many steps the
 counts are looked at, and the number of sweeps goes up or down a ladder; graphs are kept for each rung. Before a rung is taken,
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import final
 from weakref import WeakSet
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lrrn.learning.clock import StepClock
-from lrrn.network import LRRN
+from lrrn.network.policy import SolvePolicy
 from lrrn.qp import QPSolution
 
 LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
@@ -34,7 +35,7 @@ WARM_UP = 3
 """Steps taken as they are before the first graph is captured: libraries allocate and kernels compile in them."""
 
 STREAMS = 32
-"""As many streams does torch hand out before it begins with the first again."""
+"""Size of torch's stream pool."""
 
 _capturing = threading.Lock()
 _handing_out = threading.Lock()
@@ -79,7 +80,7 @@ class OwnStream:
 
 @final
 class DeviceCounts:
-    """Adds up what solves report without waiting for it; an observer for :attr:`LRRN.report`.
+    """Adds up what solves report without waiting for it; an observer for :class:`SolvePolicy`.
 
     Parameters
     ----------
@@ -116,11 +117,12 @@ class CapturedSteps:
 
     Parameters
     ----------
-    net : LRRN
-        Its solves take a fixed number of sweeps while :meth:`run` is under way.
+    policy : SolvePolicy
+        How solves are done outside of graphs; here they take a fixed number of sweeps.
+    device : torch.device
     slopes : callable
-        Computes the gradients of a batch it is told of by two tensors, the row numbers and the number of the step, and returns
-        the mean of losses.
+        Computes the gradients of a batch, given by two tensors, the row numbers and the number of the step, under a policy, and
+        returns the mean of losses.
     update : callable
         Changes the parameters, at the learning rate :attr:`rate`. Neither of the two may wait for the device.
     batch_size, steps : int
@@ -140,19 +142,20 @@ class CapturedSteps:
 
     def __init__(
         self,
-        net: LRRN,
-        slopes: Callable[[Tensor, Tensor], Tensor],
+        policy: SolvePolicy,
+        device: torch.device,
+        slopes: Callable[[Tensor, Tensor, SolvePolicy], Tensor],
         update: Callable[[], None],
         batch_size: int,
         steps: int,
         aim: float,
         sweeps: int = 0,
     ) -> None:
-        device = net.W[0].device
-        self._net, self._slopes, self._update, self._device = net, slopes, update, device
+        self._slopes, self._update, self._device = slopes, update, device
         self._clock = StepClock(steps, batch_size, device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._counts = DeviceCounts(aim, device)
+        self._policy = replace(policy, observer=self._counts)
         self._own = OwnStream(device)
         self._stream = self._own.stream
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
@@ -174,7 +177,6 @@ class CapturedSteps:
         with self._side_stream():
             if not self.sweeps:
                 self.sweeps = next((rung for rung in LADDER if self._suffices(rung)), LADDER[-1])
-            self._net.fixed_sweeps = self.sweeps
             left = steps
             while left and self._warm < WARM_UP:
                 self._step()
@@ -192,22 +194,20 @@ class CapturedSteps:
     @contextmanager
     def _side_stream(self) -> Iterator[None]:
         """Work on a stream of our own, as capturing asks for, with solves that are counted on the device."""
-        net, outer = self._net, torch.cuda.current_stream(self._device)
-        before = net.report, net.fixed_sweeps
-        net.report = self._counts
+        outer = torch.cuda.current_stream(self._device)
         with self._own.turn:
             self._stream.wait_stream(outer)
             try:
                 with torch.cuda.stream(self._stream):
                     yield
             finally:
-                net.report, net.fixed_sweeps = before
                 outer.wait_stream(self._stream)
 
     def _step(self) -> None:
         clock = self._clock
         clock.tick()
-        self._loss.add_(self._slopes(clock.rows, clock.moment), alpha=len(clock.rows))
+        policy = replace(self._policy, fixed_sweeps=self.sweeps)
+        self._loss.add_(self._slopes(clock.rows, clock.moment, policy), alpha=len(clock.rows))
         self._update()
 
     def graph(self, steps: int) -> torch.cuda.CUDAGraph:
@@ -232,8 +232,7 @@ class CapturedSteps:
 
     def _suffices(self, sweeps: int) -> bool:
         """Try a number of sweeps on a batch of this epoch."""
-        self._net.fixed_sweeps = sweeps
-        self._slopes(*self._clock.ahead())
+        self._slopes(*self._clock.ahead(), replace(self._policy, fixed_sweeps=sweeps))
         samples, _, _, short = self._counts.take()
         return short <= 0.5 * SHORT * samples
 

@@ -16,7 +16,7 @@ from lrrn.runtime.ranks import Ranks
 
 
 @final
-class Together:
+class DataParallel:
     """Keeps the ranks of a training run together.
 
     Parameters
@@ -41,9 +41,9 @@ class Together:
 
     def add_counts(self, counts: SolveCounts, position: Position) -> None:
         """Move what this rank's solves reported since the last time into the position, added up over all ranks."""
-        told = torch.tensor((counts.samples, counts.sweeps, counts.missed), device=self._flat.vector.device)
-        self._ranks.add_up(told)
-        samples, sweeps, missed = told.tolist()
+        counted = torch.tensor((counts.samples, counts.sweeps, counts.missed), device=self._flat.vector.device)
+        self._ranks.add_up(counted)
+        samples, sweeps, missed = counted.tolist()
         position.samples += samples
         position.sweeps += sweeps
         position.missed += missed

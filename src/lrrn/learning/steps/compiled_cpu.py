@@ -1,10 +1,10 @@
-"""The fast way through a training step on the CPU: solves and derivatives of the paper's objectives in one compiled call."""
+"""A training step on the CPU in one compiled call: solves and derivatives of the paper's objectives."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import final
+from typing import cast, final
 
 import numpy as np
 import torch
@@ -14,7 +14,10 @@ from lrrn.kernels.constants import LANES
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
+from lrrn.learning.settings import Settings
+from lrrn.learning.steps.base import shares
 from lrrn.network import LRRN
+from lrrn.network.policy import Observer
 from lrrn.network.small_batch import gram, structure_of
 from lrrn.runtime.threads import side_by_side
 from lrrn.solvers.coordinate_descent import panel_plan
@@ -26,11 +29,11 @@ PART_ROWS, MOST_PARTS = 48, 8
 
 
 @final
-class FusedStep:
+class CompiledCpu:
     """Loss and derivatives of a signed sum of the free and the clamped energy.
 
-    It does what :meth:`EnergyObjective.terms` and :func:`total_gradients` do, for the objectives that name their ``signs``. A
-    batch with a solve that is slow to converge is handed back.
+    It does what :class:`EnergyTerms` does, for the objectives that name their ``signs``. A batch with a solve that is slow to
+    converge is handed to the next backend.
 
     Parameters
     ----------
@@ -39,16 +42,20 @@ class FusedStep:
         One for which :meth:`applies`.
     flat : FlatParameters
         The network's, attached.
-    tol : float
-        Relative residual to solve to; a batch with a residual above three times this is handed back.
+    aim : float
+        Relative residual to solve to; a batch with a residual above three times this is handed on.
     """
 
-    def __init__(self, net: LRRN, objective: EnergyObjective, flat: FlatParameters, tol: float) -> None:
+    name = "compiled"
+    reads_rows = True
+
+    def __init__(self, net: LRRN, objective: Objective, flat: FlatParameters, aim: float) -> None:
         energy = net.energy_now()
-        signs = objective.signs
+        signs = cast(EnergyObjective, objective).signs
         assert signs is not None
         dtype = flat.vector.numpy().dtype
-        self._dtype, self._tol, self._gradient = dtype, tol, flat.gradient.numpy()
+        self._dtype, self._tol, self._gradient = dtype, aim, flat.gradient.numpy()
+        self._shares: tuple[int, int, Tensor] | None = None
         self._signs = tuple(dtype.type(sign) for sign in signs)
         free, clamped = (bool(sign) for sign in signs)
         self._phases = free + clamped
@@ -75,7 +82,7 @@ class FusedStep:
         self._others = np.empty((MOST_PARTS - 1, 0), dtype)
 
     @staticmethod
-    def applies(net: LRRN, objective: Objective) -> bool:
+    def applies(net: LRRN, objective: Objective, settings: Settings) -> bool:
         """Whether the objective is made of the two phases, and the network one the CPU kernels take."""
         w = net.W[0]
         return (
@@ -85,16 +92,27 @@ class FusedStep:
             and w.device.type == "cpu"
             and w.dtype in (torch.float32, torch.float64)
             and net.solver in ("auto", "coordinate_descent")
+            and settings.max_sweeps >= SWEEPS
         )
 
-    def __call__(self, batch: Batch, weight: Tensor, counts: SolveCounts, rows: Tensor | None = None) -> float | None:
-        """Set the derivatives of the weighted sum of losses and return that sum; None if the batch should go the general way.
+    @torch.no_grad()
+    def gradients(self, batch: Batch, weight: Tensor | None, n: int, rows: Tensor | None) -> float | None:
+        """Return None, with ``batch.start`` as far as it came, if the batch has a solve that is slow to converge."""
+        here = (batch.x if rows is None else rows).shape[0]
+        return self._weighted(batch, self._share(batch.x, weight, here, n), rows)
 
-        ``rows`` says which rows of ``batch.x`` and ``batch.target`` are meant: all, if it is None. ``batch.activations`` gets
-        the free phase's activations; after None, ``batch.start`` is how far it came.
-        """
+    def _share(self, like: Tensor, weight: Tensor | None, here: int, n: int) -> Tensor:
+        """Return the factors of samples in the mean; equal ones hardly change from batch to batch and are kept."""
+        if weight is not None:
+            return shares(like, weight, here, n)
+        if self._shares is None or self._shares[:2] != (here, n):
+            self._shares = here, n, shares(like, None, here, n)
+        return self._shares[2]
+
+    def _weighted(self, batch: Batch, weight: Tensor, rows: Tensor | None) -> float | None:
         from lrrn.kernels.cpu.training_step import add_up
 
+        counts = batch.policy.observer
         x, n, target = batch.x, weight.shape[0], batch.target
         cold = batch.start is None and self._zero_is_feasible
         if cold:
@@ -133,14 +151,22 @@ class FusedStep:
 
             side_by_side(work, parts)
             add_up(others, self._gradient)
-        counts.sweeps += int(sweeps.sum())
+        spent = int(sweeps.sum())
         if not all(converged):
             reached = start if self._signs[0] else np.concatenate((clamped, start[:, self._hidden :]), 1)
             batch.start = torch.from_numpy(reached)
+            self._count(counts, 0, spent)
             return None
-        counts.samples += n * self._phases
+        self._count(counts, n * self._phases, spent)
         batch.activations = torch.from_numpy(start) if self._signs[0] else None
         return float(arrays[4] @ arrays[1])
+
+    @staticmethod
+    def _count(counts: Observer, samples: int, sweeps: int) -> None:
+        """Add to the counts of the trainer; other observers are notified of solves that are not compiled only."""
+        if isinstance(counts, SolveCounts):
+            counts.samples += samples
+            counts.sweeps += sweeps
 
     def _prepare(self) -> None:
         from lrrn.kernels.cpu.training_step import prepare

@@ -1,17 +1,19 @@
-"""The fast way through a captured step on a CUDA device: solves and derivatives of the paper's objectives in seven launches."""
+"""A captured training step on a CUDA device in seven kernel launches: solves and derivatives of the paper's objectives."""
 
 from __future__ import annotations
 
 from functools import cache
 from itertools import accumulate
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
 
-from lrrn.learning.captured import SAFETY, DeviceCounts
+from lrrn.learning.cuda_graph import SAFETY, DeviceCounts
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
+from lrrn.learning.settings import Settings
+from lrrn.learning.steps.base import shares
 from lrrn.network import LRRN
 from lrrn.network.small_batch import structure_of
 from lrrn.qp import DEFAULT_TOL
@@ -24,6 +26,8 @@ CHUNK, MOST_PARTS = 64, 8
 """Columns of the input that are an operand at a time, and most parts that they are shared out to."""
 MOST_ROWS = 64
 """Most rows of the batch that sums over it take at a time."""
+TILE, COLUMNS = 16, 32
+"""Rows and columns of a tile of the joint matrices, and columns of the input, that a program takes."""
 SIDE = 32
 """Units along a side of the squares that second moments are added up in."""
 SIGNS = ((-1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
@@ -31,11 +35,11 @@ SIGNS = ((-1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
 
 
 @final
-class FusedKernels:
+class TritonKernels:
     """Loss and derivatives of a signed sum of the free and the clamped energy, by solves of a fixed number of sweeps.
 
-    It does what :meth:`EnergyObjective.terms` and :func:`total_gradients` do while ``net.fixed_sweeps`` is set and solves are
-    counted by :class:`DeviceCounts`; nothing waits for the device.
+    It does what :class:`EnergyTerms` does, under a policy with ``fixed_sweeps`` whose observer counts on the device; nothing
+    waits for the device.
 
     Parameters
     ----------
@@ -46,10 +50,13 @@ class FusedKernels:
         The network's, attached.
     """
 
-    def __init__(self, net: LRRN, objective: EnergyObjective, flat: FlatParameters) -> None:
-        energy = net.energy_now()
-        assert objective.signs is not None
-        self._net, self._flat, self._signs = net, flat, objective.signs
+    name = "triton"
+    reads_rows = True
+
+    def __init__(self, net: LRRN, objective: Objective, flat: FlatParameters, aim: float) -> None:
+        energy, signs = net.energy_now(), cast(EnergyObjective, objective).signs
+        assert signs is not None
+        self._flat, self._signs = flat, signs
         self._device = flat.vector.device
         self._sizes, self._n_layers = energy.sizes, energy.n_layers
         hidden = energy.sizes[1:-1]
@@ -64,7 +71,7 @@ class FusedKernels:
         self._room()
 
     @staticmethod
-    def applies(net: LRRN, objective: Objective) -> bool:
+    def applies(net: LRRN, objective: Objective, settings: Settings) -> bool:
         """Whether the objective is made of the two phases, and the network narrow, with an output that can be left out."""
         energy = net.energy_now()
         w = net.W[0]
@@ -136,89 +143,96 @@ class FusedKernels:
         self._s = room(2 * width**2 + self._last * width)
         self._t = room(4 * width + 2)
 
-    def __call__(self, batch: Batch, weight: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Set the derivatives of the weighted sum of losses and return that sum.
+    @torch.no_grad()
+    def gradients(self, batch: Batch, weight: Tensor | None, n: int, rows: Tensor | None) -> Tensor | None:
+        """Return None unless the policy asks for a fixed number of sweeps, counted on the device, as a CUDA graph does."""
+        policy = batch.policy
+        if policy.fixed_sweeps is None or not isinstance(policy.observer, DeviceCounts):
+            return None
+        here = (batch.x if rows is None else rows).shape[0]
+        return self._weighted(batch, shares(batch.x, weight, here, n), rows, policy.fixed_sweeps, policy.observer)
 
-        ``rows`` says which rows of ``batch.x`` and ``batch.target`` are meant: all, if it is None. ``batch.activations`` gets
-        the free phase's activations.
-        """
-        counts, sweeps = self._net.report, self._net.fixed_sweeps
-        assert isinstance(counts, DeviceCounts) and sweeps is not None
-        kernels, flat, out = _kernels(), self._flat.vector, self._flat.gradient
+    def _weighted(self, batch: Batch, weight: Tensor, rows: Tensor | None, sweeps: int, counts: DeviceCounts) -> Tensor:
         sign_free, sign_clamped = self._signs
         if batch.target is None and sign_clamped:
             raise ValueError("this objective needs targets y, and none were given")
-        x, n, dim, width = batch.x.contiguous(), len(weight), self._dim, self._width
+        x, n = batch.x.contiguous(), len(weight)
         pick = torch.arange(n, device=x.device) if rows is None else rows.contiguous()
         y = x if batch.target is None else batch.target.contiguous()
-        (w_at, b_at, c_at), (d_0, d_1), n_layers = self._places, self._sizes[:2], self._n_layers
-        own, reach, last = self._own[0], self._reach[0], self._own[-1]
-        parts, shapes = self._parts, ((self._parts, n, d_1), (self._parts, n), (n, d_1), (n,), ())
+        shapes = ((self._parts, n, self._sizes[1]), (self._parts, n), (n, self._sizes[1]), (n,), ())
         images, size, image, losses, total = (torch.empty(shape, device=x.device) for shape in shapes)
-        free = torch.empty((n, dim), device=x.device)
+        free = torch.empty((n, self._dim), device=x.device)
         clamped = torch.empty_like(free) if sign_clamped else free
-        tile, (b_size, c_size) = 16, self._biases(0)
-        weights, b_map, c_map, below, above, plan, factors = self._maps
-        outputs = (w_at[-1], self._sizes[-1], self._sizes[-2])
+        self._assemble(x, pick, images, size, n)
+        self._solve(batch, (images, size, image, y, pick), (free, clamped, losses), sweeps, counts)
+        self._differentiate(x, y, pick, image, losses, total, weight, free, clamped)
+        batch.activations = free if sign_free else None
+        return total
 
-        tiles = -(-n // tile) + -(-d_1 // tile) + 1
-        shape = {"FIRST": self._first, "TILE": tile, "CHUNK": CHUNK, "num_warps": 4}
-        kernels.project[(tiles, parts)](
-            flat, x, pick, images, self._gram, self._back, size, n, d_0, d_1, c_at[0], c_size, self._span, **shape
+    def _assemble(self, x: Tensor, pick: Tensor, images: Tensor, size: Tensor, n: int) -> None:
+        """Multiply the inputs by the first weights, and build both Hessians, their half-precision copies and their scales."""
+        kernels, flat, width = _kernels(), self._flat.vector, self._width
+        (w_at, _, c_at), (d_0, d_1) = self._places, self._sizes[:2]
+        weights, b_map, c_map, below, above = self._maps[:5]
+        tiles = -(-n // TILE) + -(-d_1 // TILE) + 1
+        shape = {"FIRST": self._first, "TILE": TILE, "CHUNK": CHUNK, "num_warps": 4}
+        kernels.project[(tiles, self._parts)](
+            flat, x, pick, images, self._gram, self._back, size, n, d_0, d_1, c_at[0], self._biases(0)[1], self._span, **shape
         )
-
         joint = (flat, self._gram, self._back, weights, b_map, c_map, below, above, self._bias, self._constant)
-        shape = {"PARTS": parts, "WIDTH": width, "LAST": self._last, "TILE": tile, "num_warps": 4}
-        kernels.assemble[(width // tile, width // tile)](*joint, self._h, dim, d_1, *outputs, reach, last, **shape)
-        kernels.halve_phases[(2,)](self._h, *self._matrices, dim, UP, DOWN, WIDTH=width, num_warps=8 if width > 64 else 4)
-
-        tol = DEFAULT_TOL[torch.float32] if self._net.tol is None else self._net.tol
-        limit = min(counts.aim, SAFETY * tol)
-        start = free if batch.start is None else batch.start.contiguous()
-        given = (flat, images, size, image, y, pick, start, self._bias, self._constant, self._lo, self._hi)
-        numbers = (
-            n,
-            dim,
-            d_1,
-            b_at[0],
-            b_size,
-            w_at[-1],
-            b_at[-1],
-            self._biases(n_layers - 1)[0],
-            *outputs[1:],
-            own,
-            reach,
-            last,
+        outputs = (w_at[-1], self._sizes[-1], self._sizes[-2])
+        shape = {"PARTS": self._parts, "WIDTH": width, "LAST": self._last, "TILE": TILE, "num_warps": 4}
+        kernels.assemble[(width // TILE, width // TILE)](
+            *joint, self._h, self._dim, d_1, *outputs, self._reach[0], self._own[-1], **shape
         )
-        at_once, warps = tile_and_warps(n)
-        shape = {"PARTS": parts, "WIDTH": width, "LAST": self._last, "TILE": at_once, "num_warps": warps}
-        shape |= {"FREE": sign_free != 0, "CLAMPED": sign_clamped != 0, "START": batch.start is not None}
-        kernels.solve[(-(-n // at_once),)](
-            *given, *self._matrices, free, clamped, losses, counts.table, *numbers, tol, limit, *rounds_and_steps(sweeps),
-            sign_free, sign_clamped, **shape,
-        )  # fmt: skip
+        kernels.halve_phases[(2,)](self._h, *self._matrices, self._dim, UP, DOWN, WIDTH=width, num_warps=8 if width > 64 else 4)
 
+    def _solve(
+        self, batch: Batch, given: tuple[Tensor, ...], found: tuple[Tensor, ...], sweeps: int, counts: DeviceCounts
+    ) -> None:
+        """Solve both phases of every sample, by a fixed number of sweeps."""
+        images, size, image, y, pick = given
+        (w_at, b_at, _), n = self._places, len(image)
+        tol = DEFAULT_TOL[torch.float32] if batch.policy.tol is None else batch.policy.tol
+        start = found[0] if batch.start is None else batch.start.contiguous()
+        arrays = (self._flat.vector, images, size, image, y, pick, start, self._bias, self._constant, self._lo, self._hi)
+        numbers = (
+            n, self._dim, self._sizes[1], b_at[0], self._biases(0)[0], w_at[-1], b_at[-1],
+            self._biases(self._n_layers - 1)[0], self._sizes[-1], self._sizes[-2], self._own[0], self._reach[0], self._own[-1],
+            tol, min(counts.aim, SAFETY * tol), *rounds_and_steps(sweeps), *self._signs,
+        )  # fmt: skip
+        at_once, warps = tile_and_warps(n)
+        shape = {"PARTS": self._parts, "WIDTH": self._width, "LAST": self._last, "TILE": at_once, "num_warps": warps}
+        shape |= {"FREE": self._signs[0] != 0, "CLAMPED": self._signs[1] != 0, "START": batch.start is not None}
+        _kernels().solve[(-(-n // at_once),)](*arrays, *self._matrices, *found, counts.table, *numbers, **shape)
+
+    def _differentiate(
+        self, x: Tensor, y: Tensor, pick: Tensor, image: Tensor, losses: Tensor, total: Tensor, weight: Tensor,
+        free: Tensor, clamped: Tensor,
+    ) -> None:  # fmt: skip
+        """Add up second moments of the activations, and turn them into derivatives."""
+        kernels, flat, out, width, n = _kernels(), self._flat.vector, self._flat.gradient, self._width, len(image)
+        (_, b_at, c_at), (d_0, d_1) = self._places, self._sizes[:2]
+        (b_size, c_size), plan, factors = self._biases(0), self._maps[5], self._maps[6]
+        sign_free, sign_clamped = self._signs
         sign, balanced = sign_clamped or sign_free, bool(sign_free and sign_clamped)
         shape = {"BALANCED": balanced, "WIDTH": width, "TILE": min(padded(n), MOST_ROWS), "num_warps": 8}
         phases, strip = (weight, free, clamped, self._s, self._t), min(SIDE, width)
         kernels.moments[(width // strip, width // strip, 2 if sign_clamped else 1)](
-            flat, image, y, pick, losses, total, *phases, n, dim, d_1, b_at[0], b_size, outputs[1], sign,
+            flat, image, y, pick, losses, total, *phases, n, self._dim, d_1, b_at[0], b_size, self._sizes[-1], sign,
             LAST=self._last, STRIP=strip, **{**shape, "num_warps": 4},
         )  # fmt: skip
         if not sign_clamped:
             out.zero_()  # the last layer has no part in it
-        columns = 32
-        kernels.first_layer[(-(-d_0 // columns),)](
-            flat, x, pick, image, *phases, out, n, dim, d_0, d_1, b_at[0], b_size, c_at[0], c_size, own, reach, sign,
-            FIRST=self._first, COLUMNS=columns, num_stages=2, **shape,
+        kernels.first_layer[(-(-d_0 // COLUMNS),)](
+            flat, x, pick, image, *phases, out, n, self._dim, d_0, d_1, b_at[0], b_size, c_at[0], c_size, self._own[0],
+            self._reach[0], sign, FIRST=self._first, COLUMNS=COLUMNS, num_stages=2, **shape,
         )  # fmt: skip
-        if n_layers > (1 if sign_clamped else 2):
-            side = self._block // tile
+        if self._n_layers > (1 if sign_clamped else 2):
+            side = self._block // TILE
             kernels.later_layers[(len(plan), side, side)](
-                flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, TILE=tile, num_warps=4
+                flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, TILE=TILE, num_warps=4
             )
-        batch.activations = free if sign_free else None
-        return total
 
 
 def padded(size: int) -> int:

@@ -1,0 +1,31 @@
+"""Ways to the gradient of a batch: an ordered list, of which the first that applies runs.
+
+====================  ===================================================================================================
+``compiled``          solves and derivatives of a signed sum of energies in one compiled call on the CPU
+``triton``            the same in a few Triton kernels, inside a CUDA graph
+``energy terms``      solves by :mod:`lrrn.solvers`, derivatives of energies at fixed activations in closed form
+``autograd``          any objective; the prediction is differentiated by the implicit function theorem
+====================  ===================================================================================================
+"""
+
+from __future__ import annotations
+
+from lrrn.learning.flat import FlatParameters
+from lrrn.learning.objectives import Objective
+from lrrn.learning.settings import Settings
+from lrrn.learning.steps.autograd import Autograd
+from lrrn.learning.steps.base import GradientBackend
+from lrrn.learning.steps.compiled_cpu import CompiledCpu
+from lrrn.learning.steps.energy_terms import EnergyTerms
+from lrrn.learning.steps.triton import TritonKernels
+from lrrn.network import LRRN
+
+BACKENDS: tuple[type[GradientBackend], ...] = (CompiledCpu, TritonKernels, EnergyTerms, Autograd)
+
+
+def backends(net: LRRN, objective: Objective, settings: Settings, flat: FlatParameters, aim: float) -> list[GradientBackend]:
+    """Return the backends that apply, the fastest first; the last takes any batch."""
+    return [kind(net, objective, flat, aim) for kind in BACKENDS if kind.applies(net, objective, settings)]
+
+
+__all__ = ["BACKENDS", "GradientBackend", "backends"]

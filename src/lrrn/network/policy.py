@@ -1,0 +1,89 @@
+"""How solves are carried out: one frozen record that is passed along, and what its tolerances mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lrrn.kernels.constants import ACCEPTED
+from lrrn.network.solution import warn_if_not_converged
+from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution
+from lrrn.solvers import solve, solve_fixed
+
+Observer = Callable[[QPSolution, Tensor, float, str], None]
+"""Called after every solve with the solution, the scale of each residual, the tolerance and the name of the phase."""
+AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
+"""How far the differentiable passes go while they make progress, unless ``tol`` is set."""
+
+
+@final
+@dataclass(frozen=True)
+class Tolerances:
+    """Relative residuals: one that every sample must reach, and a tighter one to aim at."""
+
+    must: float
+    aim: float
+
+    @property
+    def limit(self) -> float:
+        """The relative residual that compiled passes accept."""
+        return min(self.must, ACCEPTED * self.aim)
+
+
+@final
+@dataclass(frozen=True)
+class SolvePolicy:
+    """How to solve phases, and whom to notify.
+
+    Attributes
+    ----------
+    solver : str
+        "auto" or a name in ``lrrn.solvers.SOLVERS``.
+    tol : float, optional
+        A sample has converged when its KKT residual is at most ``tol * max(1, |q|)``; by default what suits the dtype.
+    aim : float, optional
+        Solves go on to this tighter tolerance while they make progress. By default ``tol`` if that is given, and otherwise as
+        tight as the dtype allows at little cost.
+    max_sweeps : int
+        Sweeps or iterations per sample.
+    fixed_sweeps : int, optional
+        If set, solves take exactly so many accelerated sweeps and never wait for the device: for CUDA graphs.
+    observer : callable
+        Called after every solve; by default it warns of samples that did not converge.
+    """
+
+    solver: str = "auto"
+    tol: float | None = None
+    aim: float | None = None
+    max_sweeps: int = 1000
+    fixed_sweeps: int | None = None
+    observer: Observer = warn_if_not_converged
+
+    def tolerances(self, dtype: torch.dtype) -> Tolerances:
+        """Return what every sample must reach, and how far solves go while they make progress."""
+        tol = DEFAULT_TOL[dtype] if self.tol is None else self.tol
+        aim = self.aim if self.aim is not None else AIM[dtype] if self.tol is None else self.tol
+        return Tolerances(tol, min(aim, tol))
+
+    def solve(self, qp: BoxQP, phase: str, start: Tensor | None = None) -> QPSolution:
+        """Solve a phase and notify the observer.
+
+        Parameters
+        ----------
+        qp : BoxQP
+            Free, clamped, nudged or adjoint.
+        phase : str
+            Its name.
+        start : Tensor of shape (n, dim), optional
+        """
+        goal = self.tolerances(qp.q.dtype)
+        if self.fixed_sweeps is not None:
+            solved = solve_fixed(qp, self.fixed_sweeps, tol=goal.must, aim=goal.aim, start=start)
+        else:
+            solved = solve(qp, solver=self.solver, tol=goal.must, aim=goal.aim, max_sweeps=self.max_sweeps, start=start)
+        self.observer(solved, qp.scale, goal.must, phase)
+        return solved
