@@ -2,11 +2,11 @@ r"""
 The lifted network
 ==================
 
-An ordinary network computes its layers one after the other. A *lifted* network has all of them as unknowns, and an energy that
-says how well they fit together. Between two neighbouring layers there are two springs. One pulls the layer above towards what
-the layer below predicts, :math:`z_{k+1} \approx W_k z_k + b_k`: it regresses. The other pulls it towards activations that
-explain the layer below with the same weights, :math:`W_k^\top z_{k+1} \approx z_k + c_k`: it reconstructs. The prediction is
-the top layer when all springs have come to rest.
+A feed-forward network computes its layers one after the other. In a *lifted* network all activations are unknowns of an
+optimisation problem, and an energy measures how well they fit together. Two terms couple neighbouring layers. The regression
+term is small if the layer below predicts the layer above, :math:`z_{k+1} \approx W_k z_k + b_k`. The reconstruction term is
+small if the layer above reconstructs the layer below with the same weights, :math:`W_k^\top z_{k+1} \approx z_k + c_k`. One may
+think of two springs. The prediction is the top layer of the activations that minimise the energy.
 """
 
 import matplotlib.pyplot as plt
@@ -50,8 +50,8 @@ axis.set_axis_off()
 plt.show()
 
 # %%
-# Every spring stores energy, and what remains when they rest is the energy of the input. The regression of the output is at
-# rest entirely: nothing holds a free output back. The other springs are in a truce.
+# The two terms of every layer at the minimum add up to the energy of the input. The regression term of the output is zero,
+# since the output has no constraint and no reconstruction term. The other terms balance each other.
 
 terms = []
 below = x
@@ -71,5 +71,5 @@ figure.tight_layout()
 plt.show()
 
 # %%
-# Two springs of one pair of layers are what bounds the Lipschitz constant: to follow the layer below too eagerly would make it
-# hard to explain. :doc:`/theory/lipschitz` turns that into a proof.
+# The balance of the two terms bounds the Lipschitz constant: activations that follow the layer below too strongly would
+# reconstruct it badly. :doc:`/theory/lipschitz` has the proof.

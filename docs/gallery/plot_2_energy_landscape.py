@@ -3,7 +3,7 @@ The energy of one unit
 ======================
 
 The smallest lifted network has one input :math:`x`, one unit :math:`z \ge 0` and one weight :math:`w`. Its energy is
-:math:`\frac{1}{2} (z - w x)^2 + \frac{\beta}{2} (w z - x)^2`. All that is special about an LRRN can be seen in it.
+:math:`\frac{1}{2} (z - w x)^2 + \frac{\beta}{2} (w z - x)^2`. It shows the main properties of an LRRN.
 """
 
 import matplotlib.pyplot as plt
@@ -24,8 +24,8 @@ def unit(w, beta):
 
 
 # %%
-# For every input the energy is a parabola in :math:`z`, cut off at zero. Where its bottom lies at :math:`z > 0` the unit is
-# active; otherwise it rests at zero. The minimiser, in red, is a kinked line: a rectifier.
+# For every input the energy is a parabola in :math:`z`, restricted to :math:`z \ge 0`. If its vertex lies at :math:`z > 0` the
+# unit is active; otherwise it is zero. The minimiser, in red, is piecewise linear with a kink: a rectifier (ReLU).
 
 w, beta = 1.5, 1.0
 net = unit(w, beta)
@@ -44,8 +44,8 @@ figure.colorbar(filled)
 plt.show()
 
 # %%
-# What is left at the bottom says how familiar the input is. With :math:`w = 1` an input :math:`x \ge 0` is explained perfectly
-# and has energy zero. Negative inputs cannot be explained by a nonnegative unit, and their energy grows.
+# The minimum of the energy is an out-of-distribution score. With :math:`w = 1` an input :math:`x \ge 0` is reconstructed
+# perfectly and has energy zero. A nonnegative unit cannot reconstruct negative inputs, and their energy grows.
 
 figure, axis = plt.subplots(figsize=(7, 3))
 for w in (0.5, 1.0, 1.5):
@@ -57,8 +57,8 @@ plt.show()
 
 # %%
 # The slope of the active branch is :math:`f(w) = (1 + \beta) w / (1 + \beta w^2)`. However large the weight, it does not exceed
-# :math:`(\sqrt{\beta} + 1/\sqrt{\beta}) / 2`: with :math:`\beta = 1` no unit ever amplifies, with :math:`\beta = 0` it is the
-# weight itself. Dots are slopes of the library's answers, lines the formula.
+# :math:`(\sqrt{\beta} + 1/\sqrt{\beta}) / 2`: with :math:`\beta = 1` no unit ever amplifies, with :math:`\beta = 0` the slope
+# is the weight itself. Dots are slopes of computed predictions, lines the formula.
 
 weights = np.linspace(0, 4, 200)
 figure, axis = plt.subplots(figsize=(7, 3.5))

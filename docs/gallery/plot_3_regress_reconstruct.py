@@ -2,8 +2,8 @@
 Regress and reconstruct
 =======================
 
-The same weights read an input and draw it. An energy model trained on digits, without labels, shows both directions:
-activations predicted from below, and what they explain of the image.
+The same weights encode an input and reconstruct it. An energy model trained on digits, without labels, shows both directions:
+activations predicted from the input, and the reconstruction of the image from the activations.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,8 @@ model = LRRNEnergyModel(hidden_sizes=(32, 16), epochs=40, random_state=0).fit(X)
 net = model.network_
 
 # %%
-# The filters, rows of :math:`W_0`, are what units look for and what they draw with: red adds ink, blue takes it away.
+# The filters are the rows of :math:`W_0`. Units detect them in the input and reconstruct the input from them: red adds ink,
+# blue removes it.
 
 figure, axes = plt.subplots(2, 16, figsize=(10, 1.6))
 for axis, filter_ in zip(axes.flat, net.W[0].detach().numpy(), strict=True):
@@ -28,9 +29,9 @@ for axis, filter_ in zip(axes.flat, net.W[0].detach().numpy(), strict=True):
 plt.show()
 
 # %%
-# Digits, and what the first and the second layer explain of them: :math:`W_0^\top z_1 - c_0`, and the same from
-# :math:`z_1 = W_1^\top z_2 - c_1`, kept nonnegative. The deeper the code, the coarser the picture. The last three columns are
-# mirrored digits. The model has not seen such strokes, explains them less well, and their energy is higher.
+# Digits, and their reconstructions from the first and the second layer: :math:`W_0^\top z_1 - c_0`, and the same from
+# :math:`z_1 = W_1^\top z_2 - c_1`, clipped at zero. The deeper the layer, the coarser the reconstruction. The last three
+# columns are mirrored digits, which are out of distribution: the model reconstructs them less well, and their energy is higher.
 
 some = np.concatenate([X_test[:6], X_test[6:9].reshape(-1, 8, 8)[:, :, ::-1].reshape(-1, 64)])
 x = torch.tensor(some, dtype=torch.float64)
@@ -52,8 +53,8 @@ figure.tight_layout()
 plt.show()
 
 # %%
-# And the other direction: what the layer below predicts of each unit against what the unit settles on. On the line the two
-# springs agree, as they nearly do after training. Units that are predicted below zero rest at zero: the rectifier.
+# The other direction: the regression from the input against the activation at the minimum. On the line the two terms agree, as
+# they nearly do after training. Units whose regression is negative are zero: the rectifier (ReLU).
 
 predicted = x @ W[0].mT + net.b[0].detach().double()
 figure, axis = plt.subplots(figsize=(4.5, 4))

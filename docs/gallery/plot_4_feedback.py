@@ -2,8 +2,8 @@
 Feedback: clamping a label
 ==========================
 
-In a lifted network the top can speak to the bottom. Hold the output at a label, let the other layers settle again, and see what
-it costs: the energy gap. It is what contrastive learning makes small for the right label.
+In a lifted network later layers influence earlier ones. Clamp the output to a label, minimise over the other layers again, and
+compare the energies: the difference is the energy gap. Contrastive learning minimises it for the correct label.
 """
 
 import matplotlib.pyplot as plt
@@ -14,16 +14,16 @@ from lrrn import LRRN, LRRNClassifier, datasets
 
 X, y = datasets.load("digits", "train")
 X_test, y_test = datasets.load("digits", "test")
-# the contrastive loss for the labels, and some of the free energy for the images, so that the network can draw what it sees
+# the contrastive loss for the labels, and a free-energy term for the images, so that the network reconstructs them
 settings = {"objective": "semi_supervised", "free_energy_weight": 0.1, "self_training": 0.0}
 clf = LRRNClassifier(hidden_sizes=(48, 32), gamma=1.0, epochs=30, random_state=0, **settings).fit(X, y)
 net = clf.network_
 print(f"accuracy {clf.score(X_test, y_test):.3f}")
 
 # %%
-# The test digit with the smallest lead over its runner-up is the one the network is least sure of. Clamp it to each label in
-# turn. The output presses on the layers below, and the reconstruction from the first layer changes with the label: a little,
-# since the image holds on to it. The changes are drawn below, red where a label adds ink and blue where it takes some away.
+# Take the test digit with the smallest margin, the one the network is least certain of, and clamp it to each label in turn. The
+# clamped output changes the layers below, and with them the reconstruction from the first layer: a little, since the input is
+# fixed. The changes are drawn below, red where a label adds ink and blue where it removes some.
 
 scores = np.sort(clf.decision_function(X_test), axis=1)
 doubtful = int(np.argmin(scores[:, -1] - scores[:, -2]))
@@ -55,7 +55,7 @@ figure.tight_layout()
 plt.show()
 
 # %%
-# The gap of each label. Two labels cost less than all others, and nearly the same: the network is torn between them.
+# The energy gap of each label. Two labels have the smallest gaps, nearly equal: the network is undecided between them.
 
 figure, axis = plt.subplots(figsize=(7, 3))
 colours = ["tab:blue" if label == int(free.output.argmax()) else "0.6" for label in range(10)]
@@ -66,8 +66,8 @@ figure.tight_layout()
 plt.show()
 
 # %%
-# How far feedback reaches is set by the discount :math:`\gamma`: layer :math:`k` counts :math:`\gamma^k`. The same weights with
-# smaller discounts let a clamped label move the first layer less and less. In the limit the network is feed-forward, and
+# The discount :math:`\gamma` sets the strength of feedback: layer :math:`k` is weighted by :math:`\gamma^k`. With the same
+# weights and a smaller discount, a clamped label moves the first layer less. In the limit the network is feed-forward, and
 # contrastive learning is back-propagation (:doc:`/theory/learning`).
 
 discounts = [2.0**-k for k in range(11)]

@@ -2,8 +2,8 @@
 Certified balls
 ===============
 
-In two dimensions one can see what a certificate says. Around every point there is a ball in which the label is proven not to
-change, and no ball may cross the boundary between the labels. How close the balls come to it is how tight the proof is.
+In two dimensions a certificate can be drawn. Around every point there is a ball in which the label is proven not to change, so
+no ball crosses the decision boundary. The closer the balls come to it, the tighter the certificate.
 """
 
 import matplotlib.pyplot as plt
@@ -20,9 +20,9 @@ net = clf.network_
 print(f"accuracy {clf.score(X, y):.3f}, Lipschitz constant at most {clf.lipschitz_:.2f}")
 
 # %%
-# The same network and the same points, certified by the paper's formula, by one multiplier a unit, and by the state of
-# each unit at the sample. Crosses are the nearest points with another label that an attack has found: the balls cannot be
-# larger than the distance to them.
+# The same network and the same points, certified by the paper's formula, by the multiplier bound (a global Lipschitz bound with
+# one multiplier per unit), and by the local radius (from the state of each unit at the sample). Crosses are the nearest
+# adversarial examples that an attack has found: no ball can be larger than the distance to them.
 
 points = torch.tensor(X[:40])
 attack = minimal_perturbation(net, points, torch.tensor(clf.predict(X[:40])))
@@ -44,8 +44,8 @@ figure.tight_layout()
 plt.show()
 
 # %%
-# The balls may overlap with each other but never with the other colour. Their size is a fact about the trained function: a
-# flatter one has larger balls, and the margin objective asks for it.
+# The balls may overlap each other but never the other class. Their size depends on the trained function: a flatter one has
+# larger balls, and the margin objective encourages it.
 
 inside = lrrn.certify(net, points, "local").radius <= attack.distance
 print(f"balls that an attack got inside of: {int((~inside).sum())} of {len(inside)}")

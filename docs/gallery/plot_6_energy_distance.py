@@ -2,9 +2,9 @@
 The energy is a distance
 ========================
 
-Twice the least energy is the squared distance of an affine image of the input from a convex set (:doc:`/theory/energies`). So
-familiar inputs form a convex region, its level sets are nested, and the root of the energy cannot grow faster than a constant
-times the distance travelled. In two dimensions all of this can be drawn.
+Twice the minimum of the energy is the squared distance of an affine image of the input from a convex set
+(:doc:`/theory/energies`). So sublevel sets of the energy, the regions of inliers, are convex, and the square root of the energy
+is Lipschitz in the input. In two dimensions this can be drawn.
 """
 
 import matplotlib.pyplot as plt
@@ -19,7 +19,7 @@ X = np.c_[np.cos(angle), np.sin(angle)] * rng.uniform(0.3, 2.0, (300, 1)) + rng.
 model = LRRNEnergyModel(hidden_sizes=(8, 4), epochs=80, contamination=0.05, random_state=0).fit(X)
 
 # %%
-# Training data in a sector, the root of the energy around them, and the border of what is called familiar.
+# Training data in a sector, the square root of twice the energy around them, and the threshold between inliers and outliers.
 
 across, up = np.meshgrid(np.linspace(-1.5, 2.8, 160), np.linspace(-1.5, 2.8, 160))
 grid = np.c_[across.ravel(), up.ravel()]
@@ -33,8 +33,8 @@ figure.colorbar(filled)
 plt.show()
 
 # %%
-# Along any line the root of the energy is steeper than :math:`K = \sqrt{\lVert W_0 \rVert^2 + \beta_0}` nowhere. This is what
-# makes decisions by energy certifiable: a sample whose root energy is well above the threshold has to travel to get below it.
+# Along any line :math:`\sqrt{2 E}` has a slope of at most :math:`K = \sqrt{\lVert W_0 \rVert^2 + \beta_0}`. So outlier
+# decisions can be certified: a sample whose root energy is well above the threshold needs a large perturbation to get below it.
 
 walk = np.linspace(-3, 3, 400)
 line = np.outer(walk, [0.3, -0.95]) + X.mean(axis=0)
