@@ -19,7 +19,8 @@ from torch.nn import functional
 from lrrn import LRRN, LRRNClassifier, load, save
 from lrrn.datasets import open_table
 from lrrn.learning import Contrastive, CrossEntropy, Data, FreeEnergy, Margin, SemiSupervised, Settings, Trainer
-from lrrn.learning.objectives import ClassEnergy, SquaredError
+from lrrn.learning.losses import SquaredError
+from lrrn.learning.objectives import ClassEnergy
 from lrrn.reports.audit import certify
 from lrrn.reports.evaluation import evaluate
 from lrrn.runtime import ranks

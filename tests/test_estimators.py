@@ -496,11 +496,11 @@ def test_certified_scores_by_local_radii_are_those_of_the_whole_radii(standardiz
     radius, right = model.certified_radius(some, "local"), model.predict(some) == labels
     eps = float(np.quantile(model.certified_radius(some, "multiplier"), 0.6))
     clear = np.abs(radius / eps - 1) > 0.02  # beyond doubt, whatever the last per cent of optimising brings
-    decided = model.certified_radius(some, "local", enough=eps)
+    decided = model.certified_radius(some, "local", target_radius=eps)
     assert np.array_equal((decided > eps)[clear], (radius > eps)[clear]) and clear.sum() > 60
     assert model.certified_score(some, labels, eps, "local") == (right & (decided > eps)).mean()
-    with pytest.raises(ValueError, match="enough must be a radius above 0"):
-        model.certified_radius(some, "local", enough=-1.0)
+    with pytest.raises(ValueError, match="target_radius must be a radius above 0"):
+        model.certified_radius(some, "local", target_radius=-1.0)
 
 
 # --- early stopping -------------------------------------------------------------------------------------------------------

@@ -267,7 +267,7 @@ def test_where_one_size_counts_local_radii_reach_it_and_go_no_further():
     x = random_input(30, 6, seed=4)
     local, wide = (lrrn.certify(net, x, method).radius for method in ("local", "multiplier"))
     eps = float(wide.quantile(0.7))
-    decided = lrrn.certify(net, x, "local", enough=eps).radius
+    decided = lrrn.certify(net, x, "local", target_radius=eps).radius
     assert (decided >= wide * (1 - 1e-9)).all()
     assert (decided[local > 1.02 * eps] > eps).all() and (decided[local < 0.98 * eps] < eps).all()
     beyond = wide > eps
@@ -275,8 +275,8 @@ def test_where_one_size_counts_local_radii_reach_it_and_go_no_further():
     assert beyond.any() and below.any()
     torch.testing.assert_close(decided[beyond], wide[beyond], rtol=1e-9, atol=0)
     assert (decided[below] <= eps * (1 + 1e-5)).all()
-    with pytest.raises(ValueError, match="enough must be a radius above 0; got 0"):
-        lrrn.certify(net, x, "local", enough=0)
+    with pytest.raises(ValueError, match="target_radius must be a radius above 0; got 0"):
+        lrrn.certify(net, x, "local", target_radius=0)
 
 
 def test_a_loose_solve_is_inside_the_radius():

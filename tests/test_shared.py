@@ -197,7 +197,7 @@ def test_where_one_size_counts_nothing_beyond_it_is_looked_for():
     net, x = random_network((6, 9, 7, 3), scale=1.5, seed=8), random_input(40, 6, seed=9)
     shared, wide = (lrrn.certify(net, x, method).radius for method in ("shared", "multiplier"))
     eps = float(shared.sort().values[19:21].mean())
-    decided = lrrn.certify(net, x, "shared", enough=eps).radius
+    decided = lrrn.certify(net, x, "shared", target_radius=eps).radius
     assert torch.equal(decided > eps, shared > eps)
     above = wide >= eps
     assert bool(above.any()) and torch.equal(decided[above], wide[above])

@@ -139,7 +139,7 @@ class MultiplierProblem:
             return w * self._input_scale, verified.EPS * self._input_scale * float(w.norm())
         product = self._input_gram
         trace = float(product.diagonal().sum())
-        rounding = self._energy.inner_rounding * trace + verified.UNDERFLOW
+        rounding = self._energy.rounding.inner * trace + verified.UNDERFLOW
         shift = 2 * (rounding + 8 * (self._first + 8) * verified.EPS * trace)
         shifted = BlockTridiagonal((product + shift * torch.eye(self._first, dtype=product.dtype),), ())
         factor = shifted.cholesky()
@@ -216,7 +216,7 @@ class MultiplierProblem:
         diag[0].sub_(gain)
         diag[-1].sub_(square)
         # entries of H, B B^T and C^T C carry the rounding of inner products, those of G a few operations more
-        rounding = self._energy.inner_rounding
+        rounding = self._energy.rounding.inner
         size = 2 * largest * (float(self._h.diagonal.sum()) + self._h.frobenius())
         size += float(square.diagonal().sum()) + float(c.square().sum())
         size += 2 * float(parts[0].abs().max()) ** 2 * trace / rho**2 + float(gain.norm())

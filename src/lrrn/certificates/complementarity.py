@@ -146,7 +146,7 @@ class LocalProblem:
         hessian = energy.free_hessian
         self.mu = energy.free_mu
         n = hessian.dim
-        self.h_error = energy.inner_rounding * float(hessian.diagonal.sum())
+        self.h_error = energy.rounding.inner * float(hessian.diagonal.sum())
         self.h_norm = verified.largest_eigenvalue(hessian, self.h_error)
         lo, hi = (bound[0, :n] for bound in energy.box)
         # units bounded from above only are looked at in a mirror

@@ -60,7 +60,7 @@ class RootEnergies:
         provable = mu > 0 and math.isfinite(errors.slope)
         root_mu = math.sqrt(mu) if 0 < mu < math.inf else 0.0  # infinite without unknowns, and then there are no errors
         # s as computed is the norm of mismatches, off by rounding that is relative to the data and activations
-        per_unit, constant = energy.root_rounding
+        per_unit, constant = energy.rounding.root
         size = row_norms(x) + row_norms(torch.cat(solution.activations, dim=-1))
         rounding = per_unit * size + constant
         s = (2 * solution.energy.to(torch.float64)).sqrt()
@@ -110,12 +110,22 @@ def decision_radius(
     -------
     float64 Tensor of shape (n,)
     """
-    check_guarantee(guarantee)
-    if math.isnan(threshold):
-        raise ValueError("threshold must be an energy; got NaN, which no energy is above or below")
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
     x = x.to(torch.float64)
-    roots = RootEnergies.of(net, x, net.infer(x, tol=tol, max_sweeps=max_sweeps), tol)
+    check_threshold(threshold)
+    return decide_solution(net, x, net.infer(x, tol=tol, max_sweeps=max_sweeps), threshold, guarantee, tol)
+
+
+def check_threshold(threshold: float) -> None:
+    """Refuse a threshold that no energy is above or below."""
+    if math.isnan(threshold):
+        raise ValueError("threshold must be an energy; got NaN, which no energy is above or below")
+
+
+def decide_solution(net: LRRN, x: Tensor, solution: Solution, threshold: float, guarantee: str, tol: float) -> Tensor:
+    """Return what :func:`decision_radius` does, for a free phase that is solved already."""
+    check_guarantee(guarantee)
+    roots = RootEnergies.of(net, x, solution, tol)
     if threshold < 0:  # no energy is
         return torch.where(roots.converged, torch.inf, 0.0).to(x)
     level = math.sqrt(2 * threshold)

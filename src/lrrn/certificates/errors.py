@@ -60,7 +60,7 @@ class SolveErrors:
             return cls(nothing, nothing, 0.0, 1 + row_norms(x), 1.0)
         reads_last = y is None and not energy.eliminated
         features = solution.activations[-1] if reads_last else solution.activations[-2]
-        mu, rounding = (energy.free_mu, energy.free_rounding) if y is None else (energy.clamped_mu, energy.clamped_rounding)
+        mu, rounding = (energy.free_mu, energy.rounding.free) if y is None else (energy.clamped_mu, energy.rounding.clamped)
         if not rounding.z < 0.5 * mu:
             never = torch.full_like(here, math.inf)
             return cls(here, never, math.inf, 1 + row_norms(features), math.inf)

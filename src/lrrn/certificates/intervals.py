@@ -8,6 +8,7 @@ from torch import Tensor
 from lrrn.certificates.errors import SolveErrors, check_guarantee
 from lrrn.certificates.outputs import single_constants
 from lrrn.network import LRRN
+from lrrn.network.solution import Solution
 from lrrn.qp import DEFAULT_TOL
 
 
@@ -33,12 +34,23 @@ def output_interval(
     lower, upper : float64 Tensor of shape (n, d_L)
         Infinite where the solve did not converge.
     """
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0; got {eps}")
     check_guarantee(guarantee)
+    check_eps(eps)
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
     x = x.to(torch.float64)
-    solution = net.infer(x, tol=tol, max_sweeps=max_sweeps)
+    return interval_of_solution(net, x, net.infer(x, tol=tol, max_sweeps=max_sweeps), eps, guarantee, tol)
+
+
+def check_eps(eps: float) -> None:
+    """Refuse a size that no perturbation has."""
+    if not eps >= 0:
+        raise ValueError(f"eps must be at least 0; got {eps}")
+
+
+def interval_of_solution(
+    net: LRRN, x: Tensor, solution: Solution, eps: float, guarantee: str, tol: float
+) -> tuple[Tensor, Tensor]:
+    """Return what :func:`output_interval` does, for a free phase that is solved already."""
     constants, errors = single_constants(net), SolveErrors.of(net, x, solution, tol)
     reach = constants.rho * eps + constants.error * errors.here[:, None] + constants.rounding * errors.size[:, None]
     if guarantee == "deployed":

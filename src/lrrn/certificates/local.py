@@ -320,7 +320,7 @@ def local_radius(
     label: int,
     leads: Tensor,
     rates: Tensor,
-    enough: float = math.inf,
+    target_radius: float = math.inf,
 ) -> float:
     """Return a proven radius for one sample, at least what the global constants give.
 
@@ -337,7 +337,7 @@ def local_radius(
         By how much it leads each other output, errors taken off.
     rates : Tensor of shape (d_L, 2)
         For each other output: the proven global constant of the difference, and what the errors of a later solve add to it.
-    enough : float, optional
+    target_radius : float, optional
         Nothing is gained beyond this radius: a smaller one is sought to be raised to it, if possible, and no further.
 
     Returns
@@ -353,11 +353,11 @@ def local_radius(
     lengths = row_norms(problem.read_out[label] - problem.read_out)
     nearest = math.inf
     for j in sorted(others, key=lambda j: known[j]):
-        if known[j] >= min(nearest, enough):
+        if known[j] >= min(nearest, target_radius):
             nearest = min(nearest, known[j])
             continue
         radius, most = known[j], 0.0
-        ceiling = leads.new_tensor(min(nearest, enough * (1 + 1e-6), FARTHEST * known[j]))
+        ceiling = leads.new_tensor(min(nearest, target_radius * (1 + 1e-6), FARTHEST * known[j]))
         # where the largest radius that was sought is proven, a larger one is sought
         while radius >= most * NEARLY and most < ceiling:
             upto, left = sought(leads.new_tensor(radius), leads[j], rates[j, 1], ceiling)
@@ -367,7 +367,7 @@ def local_radius(
             dual = Dual(problem, sample, problem.c[label] - problem.c[j], problem.d[label] - problem.d[j], lead)
             start, weight = dual.start(problem.lam * scales[j], float(constants[j]))
             gap = GAP if rates[j, 1] > 0 else EXACT_GAP
-            theta = dual.maximised(start, weight, most**2 * (1 + ROOM), enough < math.inf, gap)
+            theta = dual.maximised(start, weight, most**2 * (1 + ROOM), target_radius < math.inf, gap)
             radius = max(radius, _proven(dual, start, theta, most))
         nearest = min(nearest, radius)
     return nearest

@@ -78,6 +78,12 @@ def certified_share(right: Tensor, radius: Tensor, eps: float) -> float:
     return float((right if eps == 0 else right & (radius > eps)).double().mean())
 
 
+def check_method(method: str) -> None:
+    """Refuse an unknown method."""
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
+
+
 def certify(
     net: LRRN,
     x: Tensor,
@@ -85,7 +91,7 @@ def certify(
     *,
     guarantee: str = "deployed",
     seconds: float | None = None,
-    enough: float = math.inf,
+    target_radius: float = math.inf,
     solver: str = "auto",
     tol: float | None = None,
     max_sweeps: int = 1000,
@@ -108,7 +114,7 @@ def certify(
         Whether to allow for the error of the solve at the perturbed input too.
     seconds : float, optional
         Budget for the constants, as in :meth:`LRRN.lipschitz`; they are remembered as long as the parameters stay.
-    enough : float, optional
+    target_radius : float, optional
         Where only one size of perturbation counts: "shared" and "local" look at the samples whose other radius is smaller than
         this, and stop at it.
     solver, tol, max_sweeps
@@ -119,17 +125,16 @@ def certify(
     Certificate
         Prediction, margin, radius and error bound, per sample.
     """
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
+    check_method(method)
     check_guarantee(guarantee)
     if net.sizes[-1] < 2:
         raise ValueError("a certificate compares outputs, and this network has one; see output_interval for regression")
-    if not enough > 0:
-        raise ValueError(f"enough must be a radius above 0; got {enough}")
+    if not target_radius > 0:
+        raise ValueError(f"target_radius must be a radius above 0; got {target_radius}")
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
     x = x.to(torch.float64)
     solution = net.infer(x, solver=solver, tol=tol, max_sweeps=max_sweeps)
-    return certify_solution(net, x, solution, method, guarantee, seconds, tol, enough)
+    return certify_solution(net, x, solution, method, guarantee, seconds, tol, target_radius)
 
 
 def certify_solution(
@@ -140,13 +145,13 @@ def certify_solution(
     guarantee: str,
     seconds: float | None,
     tol: float,
-    enough: float = math.inf,
+    target_radius: float = math.inf,
 ) -> Certificate:
     """Certify labels whose solve is at hand, so that several methods need not repeat it.
 
     Parameters
     ----------
-    net, x, method, guarantee, seconds, tol, enough
+    net, x, method, guarantee, seconds, tol, target_radius
         As in :func:`certify`, but ``x`` in float64.
     solution : Solution
         Of :meth:`LRRN.infer` for this very ``x`` and ``tol``.
@@ -175,27 +180,27 @@ def certify_solution(
     radius = radii.amin(-1)
     energy = net.energy_snapshot(torch.float64)
     if method in BY_SAMPLE and energy.n_free > 0 and energy.free_mu > 0:
-        radius = _radii_by_sample(net, x, solution, method, best, leads, torch.stack([rho, extra], -1), enough)
+        radius = _radii_by_sample(net, x, solution, method, best, leads, torch.stack([rho, extra], -1), target_radius)
     radius = radius.clamp(min=0.0) * (1 - 1e-12)
     radius = torch.where(solution.converged & radius.isfinite(), radius, 0.0)
     return Certificate(best, margin, radius, error, method, guarantee)
 
 
 def _radii_by_sample(
-    net: LRRN, x: Tensor, solution: Solution, method: str, best: Tensor, leads: Tensor, rates: Tensor, enough: float
+    net: LRRN, x: Tensor, solution: Solution, method: str, best: Tensor, leads: Tensor, rates: Tensor, target_radius: float
 ) -> Tensor:
     """Return radii seen from each sample: all at once, or one after the other."""
     problem, energy = local_problem(net), net.energy_snapshot(torch.float64)
     qp = energy.free(x)
     z = torch.cat(solution.activations[: energy.n_free], dim=-1)
     g = qp.gradient(z)
-    g_error = energy.free_rounding.total(row_norms(z), row_norms(qp.q), row_norms(x))
+    g_error = energy.rounding.free.total(row_norms(z), row_norms(qp.q), row_norms(x))
     leads = torch.where(solution.converged[:, None], leads, 0.0)
     with problem.threads():
-        radius = shared_radii(shared_form(net), z, g, g_error, best, leads, rates, enough)
+        radius = shared_radii(shared_form(net), z, g, g_error, best, leads, rates, target_radius)
         if method == "local":
             leads, rates = leads.cpu(), rates.cpu()
-            for k in ((radius > 0) & (radius < enough)).nonzero().squeeze(1).tolist():
-                alone = local_radius(problem, z[k], g[k], g_error[k], int(best[k]), leads[k], rates[k], enough)
+            for k in ((radius > 0) & (radius < target_radius)).nonzero().squeeze(1).tolist():
+                alone = local_radius(problem, z[k], g[k], g_error[k], int(best[k]), leads[k], rates[k], target_radius)
                 radius[k] = max(float(radius[k]), alone)
     return radius.to(x.device)

@@ -237,7 +237,7 @@ def shared_radii(
     best: Tensor,
     leads: Tensor,
     rates: Tensor,
-    enough: float = math.inf,
+    target_radius: float = math.inf,
 ) -> Tensor:
     """Return proven radii, at least what the global constants give.
 
@@ -254,7 +254,7 @@ def shared_radii(
         By how much they lead each other output, errors taken off.
     rates : Tensor of shape (n, d_L, 2)
         For each other output: the proven global constant of the difference, and what the errors of a later solve add to it.
-    enough : float, optional
+    target_radius : float, optional
         Nothing is gained beyond this radius.
 
     Returns
@@ -265,19 +265,19 @@ def shared_radii(
     best, leads, rates = (t.to(problem.device) for t in (best, leads, rates))
     known = (leads / rates.sum(-1)).scatter(1, best[:, None], math.inf)
     radius = known.amin(1)
-    look = (radius > 0) & (radius < enough) & radius.isfinite()
+    look = (radius > 0) & (radius < target_radius) & radius.isfinite()
     if len(problem.lam) == 0 or not (problem.mu > 0 and form.floor > 0):
         return radius
     group = best // form.n_labels
     for number in group[look].unique().tolist():
         for rows in (look & (group == number)).nonzero().squeeze(1).split(ROWS):
             sample, dual = problem.sample(z[rows], g[rows], g_error[rows]), form.of(number * form.n_labels)
-            radius[rows] = _of_labels(dual, sample, best[rows], known[rows], leads[rows], rates[rows, :, 1], enough)
+            radius[rows] = _of_labels(dual, sample, best[rows], known[rows], leads[rows], rates[rows, :, 1], target_radius)
     return radius
 
 
 def _of_labels(
-    dual: SharedDual, sample: Sample, label: Tensor, known: Tensor, leads: Tensor, extra: Tensor, enough: float
+    dual: SharedDual, sample: Sample, label: Tensor, known: Tensor, leads: Tensor, extra: Tensor, target_radius: float
 ) -> Tensor:
     """Go through the other outputs, for each sample in the order of what is known, as far as they can make a difference."""
     read_out = dual.problem.read_out
@@ -285,7 +285,7 @@ def _of_labels(
     nearest = torch.full_like(values[:, 0], math.inf)
     for k in range(len(read_out) - 1):
         value, rival = values[:, k], order[:, k]
-        closer = value < nearest.clamp(max=enough)
+        closer = value < nearest.clamp(max=target_radius)
         nearest = torch.where(closer, nearest, torch.minimum(nearest, value))
         rows = closer.nonzero().squeeze(1)
         if len(rows) == 0:
@@ -293,7 +293,7 @@ def _of_labels(
         pick = rows, rival[rows]
         lead = leads[pick]
         drift = row_norms(read_out[label[rows]] - read_out[rival[rows]]) * sample.drift[rows]
-        ceiling = nearest[rows].clamp(max=enough * (1 + 1e-6)).minimum(FARTHEST * value[rows])
+        ceiling = nearest[rows].clamp(max=target_radius * (1 + 1e-6)).minimum(FARTHEST * value[rows])
         pair = dual.pair(label[rows], rival[rows])
         proven = _raised(dual, sample.take(rows), pair, value[rows], lead, extra[pick], drift, ceiling)
         nearest[rows] = torch.minimum(nearest[rows], proven)

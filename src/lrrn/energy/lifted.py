@@ -8,7 +8,6 @@ H that depends on the weights only. Block k below holds z_{k+1}; a_k = gamma^k.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -17,9 +16,10 @@ import torch
 from torch import Tensor
 
 from lrrn.energy.constraints import Interval, bounds
+from lrrn.energy.rounding import Rounding
 from lrrn.linalg import verified
 from lrrn.linalg.blocks import BlockTridiagonal, gram, symmetrised
-from lrrn.qp import BoxQP, RoundingCoefficients, row_norms
+from lrrn.qp import BoxQP, row_norms
 from lrrn.runtime.lazy import lazy
 from lrrn.runtime.precision import in_full_precision
 
@@ -229,110 +229,28 @@ class LiftedEnergy:
         y : float64 Tensor of shape (n, d_L), optional
         """
         qp = self.free(x) if y is None else self.clamped(x, y)
-        mu, rounding = (self.free_mu, self.free_rounding) if y is None else (self.clamped_mu, self.clamped_rounding)
+        mu, rounding = (self.free_mu, self.rounding.free) if y is None else (self.clamped_mu, self.rounding.clamped)
         return qp.distance_bound(z, mu, rounding, _data_size(x, y))
 
-    def residual_noise(self, qp: BoxQP, x: Tensor, z: Tensor, y: Tensor | None = None) -> Tensor:
-        """Return how far a residual computed in this float type may well be from the true one, per sample.
-
-        The proven bound counts every rounding as if all went the same way and lets too few answers pass. They do not, and sums
-        of many terms err by little more than the last place of the norms that enter; on random networks the true figure stayed
-        below half of this one.
-        """
-        # H z and the products in H, then q and the products in q
-        if y is None:
-            total = 2 * self._free_norm * row_norms(z) + row_norms(qp.q) + self._reach[0] * row_norms(x)
-            total += sum(self._linear_sizes[: self.n_free])
-        else:
-            total = 2 * self._clamped_norm * row_norms(z) + row_norms(qp.q) + self._reach[0] * row_norms(x)
-            total += self._reach[-1] * row_norms(y) + sum(self._linear_sizes)
-        return 2 * torch.finfo(qp.q.dtype).eps * total
-
     @lazy
-    def _free_norm(self) -> float:
-        return self.free_hessian.frobenius()
-
-    @lazy
-    def _clamped_norm(self) -> float:
-        return self.clamped_hessian.frobenius()
+    def rounding(self) -> Rounding:
+        """How far what is computed with this energy can be from its true value."""
+        return Rounding(self)
 
     @lazy
     def free_mu(self) -> float:
         """Proven lower bound on the smallest eigenvalue of :attr:`free_hessian`; for float64 energies."""
-        return self._smallest(self.free_hessian)
+        return self.rounding.smallest_eigenvalue(self.free_hessian)
 
     @lazy
     def clamped_mu(self) -> float:
         """Proven lower bound on the smallest eigenvalue of :attr:`clamped_hessian`; for float64 energies."""
-        return self._smallest(self.clamped_hessian)
-
-    @lazy
-    def free_rounding(self) -> RoundingCoefficients:
-        """How far a free phase's residual, as computed in float64, can be from the true one."""
-        return self._rounding(self.free_hessian)
-
-    @lazy
-    def clamped_rounding(self) -> RoundingCoefficients:
-        """How far a clamped phase's residual, as computed in float64, can be from the true one."""
-        return self._rounding(self.clamped_hessian)
-
-    def _smallest(self, h: BlockTridiagonal) -> float:
-        return verified.smallest_eigenvalue(h, self._hessian_rounding(h)) if h.diag else torch.inf
-
-    def _hessian_rounding(self, h: BlockTridiagonal) -> float:
-        # the trace dominates every |W_k|_F^2 that entered, hence the rounding of each product
-        return self.inner_rounding * float(h.diagonal.sum())
-
-    def _rounding(self, h: BlockTridiagonal) -> RoundingCoefficients:
-        if not h.diag:
-            return RoundingCoefficients(0.0, 0.0, 0.0, 0.0)
-        # |fl(Hz - q) - (Hz - q)| <= gamma_{3d+2} (|H|_F |z| + |q|), plus the rounding of H and of q themselves
-        product = 4 * (3 * max(h.sizes) + 2) * torch.finfo(torch.float64).eps
-        return RoundingCoefficients(
-            product * h.frobenius() + self._hessian_rounding(h),
-            product,
-            self.inner_rounding * max(self._reach),
-            self.inner_rounding * sum(self._linear_sizes),
-        )
+        return self.rounding.smallest_eigenvalue(self.clamped_hessian)
 
     @lazy
     def input_gain(self) -> float:
         """Proven bound on how much q grows per unit of x: a_0 (1 + beta_0) |W_0|_2; for float64 energies."""
         return self.discounts[0] * (1 + self.beta[0]) * verified.spectral_norm(self.weights[0])
-
-    @lazy
-    def root_rounding(self) -> tuple[float, float]:
-        """How far sqrt(2 E), computed by :meth:`value`, can be from its true value: per unit of |x| + |z|, and a constant.
-
-        sqrt(2 E) is the norm of the stacked mismatches, and each of them is an inner product and two sums away from its data.
-        """
-        slope, constant = 0.0, 0.0
-        for k, a in enumerate(self.discounts):
-            weight = math.sqrt(a) + math.sqrt(a * self.beta[k])
-            b, c = self.b[k], self.c[k]
-            slope += weight * (2 + _norm(self.weights[k]))
-            constant += weight * ((0.0 if b is None else _norm(b)) + (0.0 if c is None else _norm(c)))
-        rounding = 4 * self.inner_rounding
-        return rounding * slope, rounding * constant
-
-    @property
-    def inner_rounding(self) -> float:
-        """gamma_{d+8}, generously: the relative rounding of an inner product over a layer and a few products more."""
-        return 2 * (max(self.sizes) + 8) * torch.finfo(self.weights[0].dtype).eps
-
-    @lazy
-    def _reach(self) -> list[float]:
-        """How much of the size of x, by the first entry, or of a clamped output, by the last one, enters q at most."""
-        return [a * (1 + beta) * _norm(w) for a, beta, w in zip(self.discounts, self.beta, self.weights, strict=True)]
-
-    @lazy
-    def _linear_sizes(self) -> list[float]:
-        """Norms of every layer's bias terms of q, which bound their rounding."""
-        sizes = []
-        for k, a in enumerate(self.discounts):
-            w, b, c = _norm(self.weights[k]), self.b[k], self.c[k]
-            sizes.append(a * (1 + w) * ((0.0 if b is None else _norm(b)) + self.beta[k] * (0.0 if c is None else _norm(c))))
-        return sizes
 
     # --- parts of the QPs ---------------------------------------------------------------------------------------------
 
@@ -429,10 +347,6 @@ class LiftedEnergy:
     def box(self) -> tuple[Tensor, Tensor]:
         """Bounds of all layers, each of shape (1, d_1 + ... + d_L)."""
         return bounds(self.intervals, self.sizes[1:], self.weights[0].detach())
-
-
-def _norm(t: Tensor) -> float:
-    return float(torch.linalg.vector_norm(t))
 
 
 def _data_size(x: Tensor, y: Tensor | None) -> Tensor:

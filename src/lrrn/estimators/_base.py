@@ -220,6 +220,11 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         parts = [work(x).cpu().numpy() for x in self._chunks(self._features(X))]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def _columns(self, X: ArrayLike, work: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Array]:
+        """Apply ``work`` to X chunk by chunk and join every column of the results as a NumPy array."""
+        parts = [{name: column.cpu().numpy() for name, column in work(x).items()} for x in self._chunks(self._features(X))]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
     def _infer(self, x: Tensor, y: Tensor | None = None, on_failure: str | None = None) -> Solution:
         """Infer in float64: what predictions and certificates both rest on."""
         return self.network_.infer(x, y, max_sweeps=self.max_sweeps, on_failure=on_failure or self.on_failure)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from typing import Any, final
@@ -11,16 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
-from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from torch.nn import functional
 
-from lrrn.certificates import certify_energies
-from lrrn.certificates.radius import certified_share, certify
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
+from lrrn.estimators.certified_labels import CertifiedLabels
+from lrrn.estimators.labels import UNLABELLED, counted, encode, known_classes, sample_weights
 from lrrn.learning import (
     ClassEnergy,
     Contrastive,
@@ -35,12 +32,6 @@ from lrrn.learning.trainer import Callback
 from lrrn.network import LRRN
 
 OBJECTIVES = ("contrastive", "margin", "cross_entropy", "squared_error", "class_energy", "semi_supervised")
-UNLABELLED = -1
-
-
-def _counting(X: Array, weight: Array | None) -> Array:
-    """Return the samples whose weight is not zero."""
-    return X if weight is None else X[weight > 0]
 
 
 def _has_probabilities(self: LRRNClassifier) -> bool:
@@ -50,7 +41,7 @@ def _has_probabilities(self: LRRNClassifier) -> bool:
 
 
 @final
-class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
+class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
     """Classifier on a lifted regression/reconstruction network, with certified radii.
 
     Parameters
@@ -260,9 +251,9 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         """
         objective = self._objective()
         features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32])
-        label = self._encode(labels, None)
-        weight = self._weights(sample_weight, features, labels, label)
-        seed, device = self._begin(_counting(features, weight), len(self.classes_), self.beta, "free")
+        self.classes_, label = encode(labels, None, self._semi_supervised)
+        weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
+        seed, device = self._begin(counted(features, weight), len(self.classes_), self.beta, "free")
         validate = None
         rows = np.arange(len(features))
         if self.early_stopping:
@@ -305,15 +296,19 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         first = not hasattr(self, "network_")
         if first and classes is None:
             raise ValueError("classes must be given in the first call of partial_fit")
-        if not first and classes is not None and not np.array_equal(self._known_classes(classes), self.classes_):
+        if (
+            not first
+            and classes is not None
+            and not np.array_equal(known_classes(classes, self._semi_supervised), self.classes_)
+        ):
             raise ValueError(
                 f"classes={np.unique(classes).tolist()} differ from those of the first call, {self.classes_.tolist()}"
             )
         features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=first)
-        label = self._encode(labels, classes if first else self.classes_)
-        weight = self._weights(sample_weight, features, labels, label)
+        self.classes_, label = encode(labels, classes if first else self.classes_, self._semi_supervised)
+        weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
         if first:
-            self._begin(_counting(features, weight), len(self.classes_), self.beta, "free")
+            self._begin(counted(features, weight), len(self.classes_), self.beta, "free")
         self._pass_over(objective, self._data(features, label, weight, self.network_.W[0].device))
         return self
 
@@ -330,46 +325,13 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
             raise ValueError(f"unknown objective {self.objective!r}; use one of {', '.join(objectives)}")
         return objectives[self.objective]()
 
-    def _encode(self, y: Array, classes: ArrayLike | None) -> Array:
-        """Set ``classes_`` and return class numbers, -1 where a sample has no label."""
-        check_classification_targets(y)
-        semi = self.objective == "semi_supervised"
-        if semi and not np.issubdtype(np.asarray(y).dtype, np.number):
-            raise ValueError(
-                f"objective 'semi_supervised' marks unlabelled samples by y = -1 and so needs numeric labels; got {y.dtype}. "
-                "Encode them first, for example with sklearn.preprocessing.LabelEncoder"
-            )
-        known = y != UNLABELLED if semi else np.ones(len(y), dtype=bool)
-        self.classes_ = self._known_classes(y if classes is None else classes)
-        if len(self.classes_) < 2:
-            raise ValueError(f"a classifier needs samples of at least two classes; got {len(self.classes_)} class")
-        strange = np.setdiff1d(y[known], self.classes_)
-        if len(strange):
-            raise ValueError(f"y has labels that are not among classes: {strange.tolist()}")
-        label = np.full(len(y), UNLABELLED, dtype=np.int64)
-        label[known] = np.searchsorted(self.classes_, y[known])
-        return label
-
-    def _known_classes(self, labels: ArrayLike) -> Array:
-        """Return the distinct labels, in order, without what means "not labelled"."""
-        distinct = np.unique(np.asarray(labels))
-        return distinct[distinct != UNLABELLED] if self.objective == "semi_supervised" else distinct
-
-    def _weights(self, sample_weight: ArrayLike | None, X: Array, y: Array, label: Array) -> Array | None:
-        """Combine sample and class weights, scaled to a mean of one."""
-        if sample_weight is None and self.class_weight is None:
-            return None
-        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if self.class_weight is not None:
-            known = label != UNLABELLED
-            weight[known] *= compute_sample_weight(self.class_weight, y[known])
-        if not weight.sum() > 0:
-            raise ValueError("sample_weight or class_weight makes the weight of every sample zero")
-        return weight * (np.count_nonzero(weight) / weight.sum())
+    @property
+    def _semi_supervised(self) -> bool:
+        return self.objective == "semi_supervised"
 
     def _data(self, X: Array, label: Array, weight: Array | None, device: torch.device) -> Data:
         keep = np.arange(len(X)) if weight is None else np.flatnonzero(weight > 0)
-        if self.objective == "semi_supervised":
+        if self._semi_supervised:
             known = keep[label[keep] != UNLABELLED]
             repeats = max(1, (len(keep) - len(known)) // max(len(known), 1))
             keep = np.concatenate([keep, *[known] * (repeats - 1)])
@@ -436,64 +398,3 @@ class LRRNClassifier(ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
         """
         temperature = float(np.ravel(self.temperature)[-1]) if self.objective == "margin" else 1.0
         return self._over_chunks(X, lambda x: (self._scores(x) / temperature).softmax(-1))
-
-    # --- certifying ---------------------------------------------------------------------------------------------------
-
-    def certified_radius(
-        self, X: ArrayLike, method: str = "auto", seconds: float | None = None, enough: float = math.inf
-    ) -> Array:
-        """Return the radius, in the units of X, within which the predicted label of each sample is proven not to change.
-
-        It holds for the labels :meth:`predict` computes, solver error and rounding included, at every perturbed input whose
-        solve converges. Where one does not, :meth:`predict` warns, or refuses with ``on_failure="raise"``.
-
-        Parameters
-        ----------
-        X : array of shape (n_samples, n_features)
-        method : {"auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local"}, default="auto"
-            As in :func:`lrrn.certify`; labels predicted by class energies are certified by those.
-        seconds : float, optional
-            Budget for the constants that all samples share, as in :func:`lrrn.certify`.
-        enough : float, optional
-            As in :func:`lrrn.certify`, in the units of X: "local" saves most of its time where larger radii are of no use.
-
-        Returns
-        -------
-        array of shape (n_samples,)
-        """
-        check_is_fitted(self, "network_")
-        if not enough > 0:
-            raise ValueError(f"enough must be a radius above 0; got {enough}")
-        if self.objective == "class_energy":
-            if method not in ("auto", "energy"):
-                raise ValueError(f"objective 'class_energy' has one method, 'energy'; got {method!r}")
-            return self._over_chunks(
-                X, lambda x: self._radius_in(certify_energies(self.network_, x, max_sweeps=self.max_sweeps).radius, x)
-            )
-
-        def radius(x: Tensor) -> Tensor:
-            reach = self._reach(enough, x) if enough < math.inf else enough
-            certificate = certify(self.network_, x, method, seconds=seconds, enough=reach, max_sweeps=self.max_sweeps)
-            return self._radius_in(certificate.radius, x)
-
-        return self._over_chunks(X, radius)
-
-    def certified_score(self, X: ArrayLike, y: ArrayLike, eps: float, method: str = "auto") -> float:
-        """Return the share of samples that are classified correctly under every perturbation of Euclidean norm ``eps``.
-
-        Parameters
-        ----------
-        X : array of shape (n_samples, n_features)
-        y : array of shape (n_samples,)
-        eps : float
-            Size of the perturbation, in the units of X.
-        method : str, default="auto"
-            As in :meth:`certified_radius`.
-
-        Returns
-        -------
-        float
-        """
-        right = torch.as_tensor(np.asarray(self.predict(X) == np.asarray(y)))
-        enough = eps if eps > 0 else math.inf
-        return certified_share(right, torch.as_tensor(self.certified_radius(X, method, enough=enough)), eps)

@@ -10,12 +10,15 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, OutlierMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from torch import Tensor
 
-from lrrn.certificates import decision_radius
+from lrrn.certificates.energies import decide_solution
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
+from lrrn.estimators.certificate import SampleCertificate
 from lrrn.learning import Data, FreeEnergy
 from lrrn.learning.trainer import Callback
 from lrrn.network import LRRN
+from lrrn.qp import DEFAULT_TOL
 
 
 @final
@@ -248,6 +251,29 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         """
         return np.where(self.decision_function(X) < 0, -1, 1)
 
+    def certificate(self, X: ArrayLike) -> SampleCertificate:
+        """Return decisions (+1 or -1), scores, certified radii and energies of samples, all from one solve.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        SampleCertificate
+            ``margin`` is how far the energy is from the threshold.
+        """
+        check_is_fitted(self, "network_")
+
+        def work(x: Tensor) -> dict[str, Tensor]:
+            free = self._infer(x)
+            radius = decide_solution(self.network_, x, free, -self.offset_, "deployed", DEFAULT_TOL[torch.float64])
+            return {"radius": self._radius_in(radius, x), "energy": free.energy, "converged": free.converged}
+
+        columns = self._columns(X, work)
+        score = -columns["energy"] - self.offset_
+        return SampleCertificate(np.where(score < 0, -1, 1), np.abs(score), **columns, method="energy")
+
     def certified_radius(self, X: ArrayLike) -> Array:
         """Return the radius, in the units of X, within which each sample's decision (+1 or -1) is proven not to change.
 
@@ -259,12 +285,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         -------
         array of shape (n_samples,)
         """
-        check_is_fitted(self, "network_")
-
-        def radius(x: torch.Tensor) -> torch.Tensor:
-            return self._radius_in(decision_radius(self.network_, x, -self.offset_, max_sweeps=self.max_sweeps), x)
-
-        return self._over_chunks(X, radius)
+        return self.certificate(X).radius
 
     def transform(self, X: ArrayLike) -> Array:
         """Return the activations of the last layer.

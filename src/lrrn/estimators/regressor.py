@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -10,13 +11,16 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
 
-from lrrn.certificates.intervals import output_interval
+from lrrn.certificates.intervals import check_eps, interval_of_solution
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
+from lrrn.estimators.certificate import RegressionCertificate
 from lrrn.learning import Contrastive, Data, Objective, SquaredError
 from lrrn.learning.trainer import Callback
 from lrrn.linalg.verified import EPS
 from lrrn.network import LRRN
+from lrrn.qp import DEFAULT_TOL
 
 
 @final
@@ -258,14 +262,42 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         -------
         lower, upper : array of shape (n_samples,) or (n_samples, n_targets)
         """
+        return self.certificate(X, eps).intervals[eps]
+
+    def certificate(self, X: ArrayLike, eps: float | Sequence[float]) -> RegressionCertificate:
+        """Return predictions, certified intervals and energies of samples, all from one solve.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+        eps : float or sequence of float
+            Sizes of perturbations, in the units of X.
+
+        Returns
+        -------
+        RegressionCertificate
+        """
         check_is_fitted(self, "network_")
-        if not eps >= 0:
-            raise ValueError(f"eps must be at least 0; got {eps}")
+        sizes = [float(size) for size in np.ravel(eps)]
+        for size in sizes:
+            check_eps(size)
 
-        def interval(x: torch.Tensor) -> torch.Tensor:
-            return torch.stack(output_interval(self.network_, x, self._reach(eps, x), max_sweeps=self.max_sweeps), dim=1)
+        def work(x: Tensor) -> dict[str, Tensor]:
+            free = self._infer(x)
+            columns = {"output": free.output, "energy": free.energy, "converged": free.converged}
+            for k, size in enumerate(sizes):
+                ends = interval_of_solution(
+                    self.network_, x, free, self._reach(size, x), "deployed", DEFAULT_TOL[torch.float64]
+                )
+                columns |= {f"lower {k}": ends[0], f"upper {k}": ends[1]}
+            return columns
 
-        lower, upper = self._over_chunks(X, interval).transpose(1, 0, 2)
+        columns = self._columns(X, work)
+        intervals = {size: self._interval(columns[f"lower {k}"], columns[f"upper {k}"]) for k, size in enumerate(sizes)}
+        return RegressionCertificate(self._unscaled(columns["output"]), intervals, columns["energy"], columns["converged"])
+
+    def _interval(self, lower: Array, upper: Array) -> tuple[Array, Array]:
+        """Return intervals in the units of y; the rounding of the scaling is added."""
         slack = 8 * EPS * (np.abs(self.offset_out_) + self.scale_out_ * np.maximum(np.abs(lower), np.abs(upper)))
         slack = np.where(np.isfinite(slack), slack, 0.0)
         return self._unscaled(lower, -slack), self._unscaled(upper, slack)

@@ -1,18 +1,9 @@
 """Learning: objectives, and the one loop that trains them all."""
 
+from lrrn.learning.losses import CrossEntropy, Margin, SquaredError
 from lrrn.learning.many import fit_many
 from lrrn.learning.monitor import DivergenceError
-from lrrn.learning.objectives import (
-    Batch,
-    ClassEnergy,
-    Contrastive,
-    CrossEntropy,
-    FreeEnergy,
-    Margin,
-    Objective,
-    SemiSupervised,
-    SquaredError,
-)
+from lrrn.learning.objectives import Batch, ClassEnergy, Contrastive, FreeEnergy, Objective, SemiSupervised
 from lrrn.learning.settings import Data, Settings
 from lrrn.learning.trainer import Trainer
 

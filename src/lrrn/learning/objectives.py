@@ -6,8 +6,6 @@ differentiate the prediction through the implicit gradient. Any callable of the 
 
 from __future__ import annotations
 
-import math
-import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +19,6 @@ from torch.nn import functional
 from lrrn.energy import LiftedEnergy
 from lrrn.energy.derivatives import Phase, energy_gradients
 from lrrn.network import LRRN
-from lrrn.network.implicit import minimiser
 from lrrn.network.policy import SolvePolicy
 from lrrn.qp import BoxQP, QPSolution
 
@@ -186,7 +183,7 @@ class ClassEnergy(EnergyObjective):
 
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
         """Infer the clamped phase."""
-        energy, target = net.energy_now(), _needed(batch.target)
+        energy, target = net.energy_now(), needed(batch.target)
         start = None if batch.start is None else batch.start[:, : sum(energy.sizes[1:-1])]
         clamped = batch.policy.solve(energy.clamped(batch.x, target), "clamped phase", start)
         blocks = _clamped_blocks(energy, clamped.z, target)
@@ -204,7 +201,7 @@ class Contrastive(EnergyObjective):
         """Infer the free phase, then the clamped phase from there."""
         energy = net.energy_now()
         qp, free = _free(energy, batch)
-        return [_gap_term(batch.policy, energy, batch.x, _needed(batch.target), qp, free)]
+        return [_gap_term(batch.policy, energy, batch.x, needed(batch.target), qp, free)]
 
 
 @final
@@ -232,7 +229,7 @@ class SemiSupervised(EnergyObjective):
         energy = net.energy_now()
         qp, free = _free(energy, batch)
         terms = [_free_term(energy, batch.x, free, self.weight)]
-        target, known = _needed(batch.target), _needed(batch.label) >= 0
+        target, known = needed(batch.target), needed(batch.label) >= 0
         weight = known.to(batch.x.dtype)
         if self.self_training:
             lead, guess = energy.activations(batch.x, free.z)[-1].topk(2, dim=-1)
@@ -244,117 +241,6 @@ class SemiSupervised(EnergyObjective):
             gap = _gap_term(batch.policy, energy, batch.x[rows], target[rows], qp.take(rows), free.take(rows))
             terms.append(replace(gap, rows=rows, value=gap.value * weight[rows], share=weight[rows]))
         return terms
-
-
-@final
-@dataclass(frozen=True)
-class Margin:
-    """Cross-entropy that asks for a margin, on an output layer with unit-norm rows: what certified radii are made of.
-
-    The loss is T * CE((y - m onehot) / T). Rows of norm one keep the margin from growing with the output weights.
-
-    Parameters
-    ----------
-    margin : float or (float, float), default=1.0
-        m, by how much the right score should lead; two numbers are where it begins and where it ends, growing evenly.
-    temperature : float or (float, float), default=0.25
-        T, how soft the loss is; likewise.
-    adversarial_eps : float or (float, float), default=0.0
-        How far every input is moved before its loss is taken, in the direction in which that rises most steeply; likewise.
-        The direction is that of one step of an attack; there are no more.
-    """
-
-    margin: float | tuple[float, float] = 1.0
-    temperature: float | tuple[float, float] = 0.25
-    adversarial_eps: float | tuple[float, float] = 0.0
-
-    capturable: ClassVar[bool] = True
-    of_prediction: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name, least in (("margin", -math.inf), ("temperature", math.ulp(0.0)), ("adversarial_eps", 0.0)):
-            given = getattr(self, name)
-            ends = given if isinstance(given, tuple) else (given,)
-            fine = all(isinstance(end, numbers.Real) and math.isfinite(end) and float(end) >= least for end in ends)
-            if not fine or len(ends) not in (1, 2):
-                allowed = {"margin": "finite", "temperature": "finite and positive"}.get(name, "finite and at least 0")
-                raise ValueError(f"{name} must be a number, or a pair of where it begins and ends, {allowed}; got {given!r}")
-
-    def __call__(self, net: LRRN, batch: Batch) -> Tensor:
-        """Predict through the implicit gradient and return the loss."""
-        if self.adversarial_eps == 0:
-            return self._loss(_scores(net, batch), batch)
-        parameters = [p.detach().to(batch.x.dtype) for p in net.flat_parameters()]
-        energy = net.energy_of(parameters)
-        attacked = self._attacked(net, parameters, energy, batch)
-        scores = _scores(net, attacked, energy)
-        batch.activations = attacked.start
-        return self._loss(scores, batch)
-
-    def _loss(self, scores: Tensor, batch: Batch) -> Tensor:
-        temperature = _at(self.temperature, batch.progress)
-        logits = self._logits(scores, batch)
-        return temperature * functional.cross_entropy(logits, _needed(batch.label), reduction="none")
-
-    def _logits(self, scores: Tensor, batch: Batch) -> Tensor:
-        margin, temperature = _at(self.margin, batch.progress), _at(self.temperature, batch.progress)
-        return (scores - margin * _needed(batch.target)) / temperature
-
-    def _attacked(self, net: LRRN, parameters: list[Tensor], energy: LiftedEnergy, batch: Batch) -> Batch:
-        """Move the inputs uphill; solves there start from the activations at the inputs themselves, which are not far."""
-        right = _needed(batch.label)[:, None]
-        with torch.enable_grad():
-            x = batch.x.detach().requires_grad_(True)
-            z = minimiser(net.energy_of, batch.policy, x, parameters, batch.start, energy)
-            logits = self._logits(energy.output(x, z), batch)
-            # the loss is a growing function of this lead, whose slope does not vanish in float32 where the loss is small
-            lead = logits.scatter(1, right, -math.inf).logsumexp(1) - logits.gather(1, right)[:, 0]
-            (slope,) = torch.autograd.grad(lead.sum(), x)
-        size = torch.linalg.vector_norm(slope, dim=1, keepdim=True)
-        step = _at(self.adversarial_eps, batch.progress) / torch.where(size > 0, size, 1)
-        return replace(batch, x=torch.addcmul(batch.x, slope, step), start=z.detach())
-
-    @torch.no_grad()
-    def project(self, net: LRRN) -> None:
-        """Give every row of the output weights norm one."""
-        w = net.W[-1]
-        w.div_(torch.linalg.vector_norm(w, dim=1, keepdim=True).clamp_(min=torch.finfo(w.dtype).tiny))
-
-
-@final
-class CrossEntropy:
-    """Cross-entropy of the scores, through the implicit gradient."""
-
-    capturable = of_prediction = True
-
-    def __call__(self, net: LRRN, batch: Batch) -> Tensor:
-        """Predict and return the loss."""
-        return functional.cross_entropy(_scores(net, batch), _needed(batch.label), reduction="none")
-
-
-@final
-class SquaredError:
-    """Half the squared distance of the prediction from the target, through the implicit gradient."""
-
-    capturable = of_prediction = True
-
-    def __call__(self, net: LRRN, batch: Batch) -> Tensor:
-        """Predict and return the loss."""
-        return 0.5 * (_scores(net, batch) - _needed(batch.target)).square().sum(-1)
-
-
-def _at(value: float | tuple[float, float], progress: float | Tensor) -> float | Tensor:
-    """Return a number, or what lies between two of them that far along."""
-    if isinstance(value, tuple):
-        begin, end = value
-        return begin + (end - begin) * progress
-    return value
-
-
-def _scores(net: LRRN, batch: Batch, energy: LiftedEnergy | None = None) -> Tensor:
-    z = net.minimise(batch.x, batch.start, energy, batch.policy)
-    batch.activations = z.detach()
-    return net.read_out(batch.x, z)
 
 
 def _free(energy: LiftedEnergy, batch: Batch) -> tuple[BoxQP, QPSolution]:
@@ -400,7 +286,8 @@ def _clamped_blocks(energy: LiftedEnergy, z: Tensor, target: Tensor) -> list[Ten
     return [*(z.split(hidden, dim=-1) if hidden else ()), target]
 
 
-def _needed(value: Tensor | None) -> Tensor:
+def needed(value: Tensor | None) -> Tensor:
+    """Return what an objective cannot do without, or raise."""
     if value is None:
         raise ValueError("this objective needs targets y, and none were given")
     return value

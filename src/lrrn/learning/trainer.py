@@ -21,6 +21,7 @@ from lrrn.learning.checkpoint import Position
 from lrrn.learning.cuda_graph import CapturedSteps, until_look
 from lrrn.learning.data_parallel import DataParallel
 from lrrn.learning.flat import FlatParameters
+from lrrn.learning.identity import identity as identity_of
 from lrrn.learning.monitor import SolveCounts, check_health, condition_number, weight_norms
 from lrrn.learning.objectives import Objective
 from lrrn.learning.progress import JsonLines, ProgressBar
@@ -129,7 +130,7 @@ class Trainer:
             The history: loss, learning rate, seconds, sweeps, condition number and weight norms of each epoch.
         """
         self._step.check(data)
-        identity = self._identity(data)
+        identity = identity_of(self.net, self.objective, self.settings, data, self.position.stage)
         self._ranks.check_same("settings or data", identity)
         if self.checkpoint is not None and self._ranks.is_main:
             storage.clear_remains(self.checkpoint)
@@ -322,18 +323,6 @@ class Trainer:
         stage = sum(ord(letter) for letter in self.position.stage)
         seed = (self.settings.seed * 1_000_003 + self.position.epoch) * 1_000_003 + stage
         return torch.randperm(n, generator=torch.Generator().manual_seed(seed % 2**63))
-
-    def _identity(self, data: Data) -> dict[str, Any]:
-        settings = {key: value for key, value in vars(self.settings).items() if key not in ("patience", "max_unconverged")}
-        return {
-            **settings,
-            "stage": self.position.stage,
-            "objective": repr(self.objective)
-            if hasattr(self.objective, "__dataclass_fields__")
-            else type(self.objective).__name__,
-            "network": self.net.extra_repr(),
-            "data": storage.fingerprint(data.x, data.target, data.label, data.weight),
-        }
 
     def _carried(self) -> dict[str, Sequence[Tensor]]:
         return {

@@ -14,7 +14,7 @@ JUDGED_AT_ONCE = 2**13
 
 def judged(solved: QPSolution, qp: BoxQP, energy: LiftedEnergy, x: Tensor, y: Tensor | None, tol: float) -> QPSolution:
     """Take back what rounding may only have made to look converged; where float32 cannot tell, float64 decides."""
-    solved = solved.doubted(tol * qp.scale - energy.residual_noise(qp, x, solved.z, y))
+    solved = solved.doubted(tol * qp.scale - energy.rounding.noise(qp, x, solved.z, y))
     exact = energy.exact
     if exact is energy:
         return solved
@@ -32,4 +32,4 @@ def _exact_residual(
     phase = exact.free(x) if y is None else exact.clamped(x, y)
     # the bounds are those that float32 can hold, or no answer could be on one
     problem = BoxQP(phase.hessian, phase.q, qp.lo.to(torch.float64), qp.hi.to(torch.float64))
-    return problem.residual(z), tol * problem.scale - exact.residual_noise(problem, x, z, y)
+    return problem.residual(z), tol * problem.scale - exact.rounding.noise(problem, x, z, y)

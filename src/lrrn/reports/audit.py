@@ -148,8 +148,8 @@ def certify(
     def work(X: Array, y: Array | None, _: int) -> dict[str, Array]:
         assert y is not None
         check_labels(model, y)
-        prediction = model.predict(X)
-        return {"prediction": prediction, "right": prediction == y, "radius": model.certified_radius(X, method)}
+        found = model.certificate(X, method)
+        return {"prediction": found.prediction, "right": found.prediction == y, "radius": found.radius}
 
     run = {"model": fingerprint(*model.network_.parameters()), "method": method, "as": "certify"}
     parts = None if samples is None else Parts(samples, run)

@@ -159,15 +159,17 @@ def _score_chunk(model: Model, sizes: Sequence[float], predict: bool, X: Array, 
     columns = {} if y is None else {"target": y}
     if y is not None and isinstance(model, LRRNClassifier):
         check_labels(model, y)
-    if predict and not isinstance(model, LRRNEnergyModel):
-        columns["prediction"] = model.predict(X)
     if predict and isinstance(model, LRRNClassifier):
-        columns["radius"] = model.certified_radius(X)
+        found = model.certificate(X)
+        return {**columns, "prediction": found.prediction, "radius": found.radius, "energy": found.energy}
     if isinstance(model, LRRNRegressor):
-        for size in sizes:
-            columns[f"lower {size}"], columns[f"upper {size}"] = model.predict_interval(X, size)
-    columns["energy"] = model.energy(X)
-    return columns
+        intervals = model.certificate(X, sizes)
+        if predict:
+            columns["prediction"] = intervals.prediction
+        for size, (lower, upper) in intervals.intervals.items():
+            columns[f"lower {size}"], columns[f"upper {size}"] = lower, upper
+        return {**columns, "energy": intervals.energy}
+    return {**columns, "energy": model.energy(X)}
 
 
 def reference_of(

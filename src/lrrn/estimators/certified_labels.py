@@ -1,0 +1,111 @@
+"""Certificates of a classifier's labels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from lrrn.certificates.energies import certify_energies
+from lrrn.certificates.radius import certify_solution, check_method
+from lrrn.estimators._base import Array, LiftedEstimator
+from lrrn.estimators.certificate import SampleCertificate
+from lrrn.qp import DEFAULT_TOL
+
+
+class CertifiedLabels(LiftedEstimator):
+    """Mixin of an estimator whose labels are the network's largest outputs, or those of least class energy."""
+
+    objective: str
+    classes_: Array
+
+    def certificate(
+        self, X: ArrayLike, method: str = "auto", seconds: float | None = None, target_radius: float = math.inf
+    ) -> SampleCertificate:
+        """Return labels, margins, certified radii and energies of samples, all from one solve.
+
+        The radii hold for the labels :meth:`predict` computes, solver error and rounding included, at every perturbed input
+        whose solve converges. Where one does not, :meth:`predict` warns, or refuses with ``on_failure="raise"``.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+        method : {"auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local"}, default="auto"
+            As in :func:`lrrn.certify`; labels predicted by class energies are certified by those.
+        seconds : float, optional
+            Budget for the constants that all samples share, as in :func:`lrrn.certify`.
+        target_radius : float, optional
+            As in :func:`lrrn.certify`, in the units of X: "local" saves most of its time where larger radii are of no use.
+
+        Returns
+        -------
+        SampleCertificate
+        """
+        check_is_fitted(self, "network_")
+        if not target_radius > 0:
+            raise ValueError(f"target_radius must be a radius above 0; got {target_radius}")
+        by_energy = self.objective == "class_energy"
+        if by_energy and method not in ("auto", "energy"):
+            raise ValueError(f"objective 'class_energy' has one method, 'energy'; got {method!r}")
+        if not by_energy:
+            check_method(method)
+
+        def work(x: Tensor) -> dict[str, Tensor]:
+            free = self._infer(x)
+            if by_energy:
+                certificate = certify_energies(self.network_, x, max_sweeps=self.max_sweeps)
+            else:
+                reach = self._reach(target_radius, x) if target_radius < math.inf else target_radius
+                tol = DEFAULT_TOL[torch.float64]
+                certificate = certify_solution(self.network_, x, free, method, "deployed", seconds, tol, reach)
+            return {
+                "prediction": certificate.prediction,
+                "margin": certificate.margin,
+                "radius": self._radius_in(certificate.radius, x),
+                "energy": free.energy,
+                # every class energy is a solve of its own
+                "converged": free.converged & certificate.error_bound.isfinite() if by_energy else free.converged,
+            }
+
+        columns = self._columns(X, work)
+        columns["prediction"] = self.classes_[columns["prediction"]]
+        return SampleCertificate(**columns, method="energy" if by_energy else method)
+
+    def certified_radius(
+        self, X: ArrayLike, method: str = "auto", seconds: float | None = None, target_radius: float = math.inf
+    ) -> Array:
+        """Return the radius, in the units of X, within which the predicted label of each sample is proven not to change.
+
+        Parameters
+        ----------
+        X, method, seconds, target_radius
+            As in :meth:`certificate`, which has the labels too.
+
+        Returns
+        -------
+        array of shape (n_samples,)
+        """
+        return self.certificate(X, method, seconds, target_radius).radius
+
+    def certified_score(self, X: ArrayLike, y: ArrayLike, eps: float, method: str = "auto") -> float:
+        """Return the share of samples that are classified correctly under every perturbation of Euclidean norm ``eps``.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+        y : array of shape (n_samples,)
+        eps : float
+            Size of the perturbation, in the units of X.
+        method : str, default="auto"
+            As in :meth:`certified_radius`.
+
+        Returns
+        -------
+        float
+        """
+        if not eps >= 0:
+            raise ValueError(f"eps must be at least 0; got {eps}")
+        return self.certificate(X, method, target_radius=eps if eps > 0 else math.inf).certified_accuracy(y, eps)

@@ -1,0 +1,68 @@
+"""Labels and weights of samples, as a classifier's objective sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight
+
+from lrrn.estimators._base import Array
+
+UNLABELLED = -1
+
+
+def encode(y: Array, classes: ArrayLike | None, semi_supervised: bool) -> tuple[Array, Array]:
+    """Return the classes, in order, and class numbers, -1 where a sample has no label.
+
+    Parameters
+    ----------
+    y : array of shape (n_samples,)
+    classes : array of shape (n_classes,), optional
+        All labels there may be; those in ``y`` if not given.
+    semi_supervised : bool
+        Whether -1 in ``y`` means "not labelled".
+    """
+    check_classification_targets(y)
+    if semi_supervised and not np.issubdtype(np.asarray(y).dtype, np.number):
+        raise ValueError(
+            f"objective 'semi_supervised' marks unlabelled samples by y = -1 and so needs numeric labels; got {y.dtype}. "
+            "Encode them first, for example with sklearn.preprocessing.LabelEncoder"
+        )
+    known = y != UNLABELLED if semi_supervised else np.ones(len(y), dtype=bool)
+    distinct = known_classes(y if classes is None else classes, semi_supervised)
+    if len(distinct) < 2:
+        raise ValueError(f"a classifier needs samples of at least two classes; got {len(distinct)} class")
+    unknown = np.setdiff1d(y[known], distinct)
+    if len(unknown):
+        raise ValueError(f"y has labels that are not among classes: {unknown.tolist()}")
+    label = np.full(len(y), UNLABELLED, dtype=np.int64)
+    label[known] = np.searchsorted(distinct, y[known])
+    return distinct, label
+
+
+def known_classes(labels: ArrayLike, semi_supervised: bool) -> Array:
+    """Return the distinct labels, in order, without what means "not labelled"."""
+    distinct = np.unique(np.asarray(labels))
+    return distinct[distinct != UNLABELLED] if semi_supervised else distinct
+
+
+def sample_weights(sample_weight: ArrayLike | None, class_weight: Any, X: Array, y: Array, label: Array) -> Array | None:
+    """Combine sample and class weights, scaled to a mean of one over the samples that count; None if there are none."""
+    if sample_weight is None and class_weight is None:
+        return None
+    weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    if class_weight is not None:
+        known = label != UNLABELLED
+        weight[known] *= compute_sample_weight(class_weight, y[known])
+    if not weight.sum() > 0:
+        raise ValueError("sample_weight or class_weight makes the weight of every sample zero")
+    return weight * (np.count_nonzero(weight) / weight.sum())
+
+
+def counted(X: Array, weight: Array | None) -> Array:
+    """Return the samples whose weight is not zero."""
+    return X if weight is None else X[weight > 0]

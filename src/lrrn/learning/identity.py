@@ -1,0 +1,51 @@
+"""What makes a training run the one that a checkpoint belongs to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from lrrn.learning.objectives import Objective
+from lrrn.learning.settings import Data, Settings
+from lrrn.network import LRRN
+from lrrn.runtime.storage import fingerprint
+
+NOT_PART = ("patience", "max_unconverged")
+"""Settings that a resumed run may change: they decide when to stop, not where a step leads."""
+
+
+def identity(net: LRRN, objective: Objective, settings: Settings, data: Data, stage: str) -> dict[str, Any]:
+    """Describe a run by plain values that survive JSON: a run may continue another one's checkpoint if these are equal.
+
+    Parameters
+    ----------
+    net : LRRN
+        Only its structure counts: parameters are what the checkpoint holds.
+    objective : Objective
+        By its class and, if it is a dataclass, its fields.
+    settings : Settings
+    data : Data
+        By its shapes, types and a thousand of its rows.
+    stage : str
+    """
+    fields: dict[str, Any] = asdict(objective) if is_dataclass(objective) and not isinstance(objective, type) else {}
+    return {
+        **{name: value for name, value in vars(settings).items() if name not in NOT_PART},
+        "stage": stage,
+        "objective": {"class": type(objective).__name__, **_plain(fields)},
+        "network": _plain(
+            {"sizes": net.sizes, "beta": net.beta, "gamma": net.gamma, "sets": [(i.lo, i.hi) for i in net.intervals]}
+        ),
+        "data": fingerprint(data.x, data.target, data.label, data.weight),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return lists for tuples, as JSON has them, and text for what JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    finite = isinstance(value, float) and math.isfinite(value)
+    return value if finite or isinstance(value, bool | int | str | None) else str(value)

@@ -1,0 +1,128 @@
+"""Losses of the prediction: cross-entropy with a margin, cross-entropy, squared error; by implicit gradients."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lrrn.energy import LiftedEnergy
+from lrrn.learning.objectives import Batch, needed
+from lrrn.network import LRRN
+from lrrn.network.implicit import minimiser
+
+
+@final
+@dataclass(frozen=True)
+class Margin:
+    """Cross-entropy that asks for a margin, on an output layer with unit-norm rows: what certified radii are made of.
+
+    The loss is T * CE((y - m onehot) / T). Rows of norm one keep the margin from growing with the output weights.
+
+    Parameters
+    ----------
+    margin : float or (float, float), default=1.0
+        m, by how much the right score should lead; two numbers are where it begins and where it ends, growing evenly.
+    temperature : float or (float, float), default=0.25
+        T, how soft the loss is; likewise.
+    adversarial_eps : float or (float, float), default=0.0
+        How far every input is moved before its loss is taken, in the direction in which that rises most steeply; likewise.
+        The direction is that of one step of an attack; there are no more.
+    """
+
+    margin: float | tuple[float, float] = 1.0
+    temperature: float | tuple[float, float] = 0.25
+    adversarial_eps: float | tuple[float, float] = 0.0
+
+    capturable: ClassVar[bool] = True
+    of_prediction: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("margin", -math.inf), ("temperature", math.ulp(0.0)), ("adversarial_eps", 0.0)):
+            given = getattr(self, name)
+            ends = given if isinstance(given, tuple) else (given,)
+            fine = all(isinstance(end, numbers.Real) and math.isfinite(end) and float(end) >= least for end in ends)
+            if not fine or len(ends) not in (1, 2):
+                allowed = {"margin": "finite", "temperature": "finite and positive"}.get(name, "finite and at least 0")
+                raise ValueError(f"{name} must be a number, or a pair of where it begins and ends, {allowed}; got {given!r}")
+
+    def __call__(self, net: LRRN, batch: Batch) -> Tensor:
+        """Predict through the implicit gradient and return the loss."""
+        if self.adversarial_eps == 0:
+            return self._loss(_scores(net, batch), batch)
+        parameters = [p.detach().to(batch.x.dtype) for p in net.flat_parameters()]
+        energy = net.energy_of(parameters)
+        attacked = self._attacked(net, parameters, energy, batch)
+        scores = _scores(net, attacked, energy)
+        batch.activations = attacked.start
+        return self._loss(scores, batch)
+
+    def _loss(self, scores: Tensor, batch: Batch) -> Tensor:
+        temperature = _at(self.temperature, batch.progress)
+        logits = self._logits(scores, batch)
+        return temperature * functional.cross_entropy(logits, needed(batch.label), reduction="none")
+
+    def _logits(self, scores: Tensor, batch: Batch) -> Tensor:
+        margin, temperature = _at(self.margin, batch.progress), _at(self.temperature, batch.progress)
+        return (scores - margin * needed(batch.target)) / temperature
+
+    def _attacked(self, net: LRRN, parameters: list[Tensor], energy: LiftedEnergy, batch: Batch) -> Batch:
+        """Move the inputs uphill; solves there start from the activations at the inputs themselves, which are not far."""
+        right = needed(batch.label)[:, None]
+        with torch.enable_grad():
+            x = batch.x.detach().requires_grad_(True)
+            z = minimiser(net.energy_of, batch.policy, x, parameters, batch.start, energy)
+            logits = self._logits(energy.output(x, z), batch)
+            # the loss is a growing function of this lead, whose slope does not vanish in float32 where the loss is small
+            lead = logits.scatter(1, right, -math.inf).logsumexp(1) - logits.gather(1, right)[:, 0]
+            (slope,) = torch.autograd.grad(lead.sum(), x)
+        size = torch.linalg.vector_norm(slope, dim=1, keepdim=True)
+        step = _at(self.adversarial_eps, batch.progress) / torch.where(size > 0, size, 1)
+        return replace(batch, x=torch.addcmul(batch.x, slope, step), start=z.detach())
+
+    @torch.no_grad()
+    def project(self, net: LRRN) -> None:
+        """Give every row of the output weights norm one."""
+        w = net.W[-1]
+        w.div_(torch.linalg.vector_norm(w, dim=1, keepdim=True).clamp_(min=torch.finfo(w.dtype).tiny))
+
+
+@final
+class CrossEntropy:
+    """Cross-entropy of the scores, through the implicit gradient."""
+
+    capturable = of_prediction = True
+
+    def __call__(self, net: LRRN, batch: Batch) -> Tensor:
+        """Predict and return the loss."""
+        return functional.cross_entropy(_scores(net, batch), needed(batch.label), reduction="none")
+
+
+@final
+class SquaredError:
+    """Half the squared distance of the prediction from the target, through the implicit gradient."""
+
+    capturable = of_prediction = True
+
+    def __call__(self, net: LRRN, batch: Batch) -> Tensor:
+        """Predict and return the loss."""
+        return 0.5 * (_scores(net, batch) - needed(batch.target)).square().sum(-1)
+
+
+def _at(value: float | tuple[float, float], progress: float | Tensor) -> float | Tensor:
+    """Return a number, or what lies between two of them that far along."""
+    if isinstance(value, tuple):
+        begin, end = value
+        return begin + (end - begin) * progress
+    return value
+
+
+def _scores(net: LRRN, batch: Batch, energy: LiftedEnergy | None = None) -> Tensor:
+    z = net.minimise(batch.x, batch.start, energy, batch.policy)
+    batch.activations = z.detach()
+    return net.read_out(batch.x, z)
