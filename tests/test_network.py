@@ -312,5 +312,5 @@ def test_a_solve_that_fails_can_be_an_error():
     with pytest.warns(ConvergenceWarning, match="3 of 3"):
         net.infer(x, tol=1e-12, max_sweeps=1, solver="accelerated")
     assert net.infer(x, on_failure="raise").converged.all()
-    with pytest.raises(ValueError, match="on_failure must be one of 'warn', 'raise'; got 'ignore'"):
-        net.infer(x, on_failure="ignore")
+    with pytest.raises(ValueError, match="on_failure must be one of 'warn', 'raise', 'ignore'; got 'hope'"):
+        net.infer(x, on_failure="hope")

@@ -21,7 +21,7 @@ from lrrn.learning.checkpoint import Position
 from lrrn.learning.cuda_graph import CapturedSteps, until_look
 from lrrn.learning.data_parallel import DataParallel
 from lrrn.learning.flat import FlatParameters
-from lrrn.learning.identity import identity as identity_of
+from lrrn.learning.identity import identity
 from lrrn.learning.monitor import SolveCounts, check_health, condition_number, weight_norms
 from lrrn.learning.objectives import Objective
 from lrrn.learning.progress import JsonLines, ProgressBar
@@ -130,7 +130,7 @@ class Trainer:
             The history: loss, learning rate, seconds, sweeps, condition number and weight norms of each epoch.
         """
         self._step.check(data)
-        identity = identity_of(self.net, self.objective, self.settings, data, self.position.stage)
+        identity = self._identity(data)
         self._ranks.check_same("settings or data", identity)
         if self.checkpoint is not None and self._ranks.is_main:
             storage.clear_remains(self.checkpoint)
@@ -323,6 +323,9 @@ class Trainer:
         stage = sum(ord(letter) for letter in self.position.stage)
         seed = (self.settings.seed * 1_000_003 + self.position.epoch) * 1_000_003 + stage
         return torch.randperm(n, generator=torch.Generator().manual_seed(seed % 2**63))
+
+    def _identity(self, data: Data) -> dict[str, Any]:
+        return identity(self.net, self.objective, self.settings, data, self.position.stage)
 
     def _carried(self) -> dict[str, Sequence[Tensor]]:
         return {
