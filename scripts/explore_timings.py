@@ -10,17 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import chromium
+from explorer_page import chromium, draw, explorer, find, new_page, strokes, until
 from lrrn.studies.bench.clock import machine
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 DIGITS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 WAIT = 300.0
@@ -33,58 +32,50 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--picture", type=Path, help="write a picture of the page, light, to this .webp or .png file")
     options = parser.parse_args()
-    path = chromium.find()
-    if path is None:
+    if find() is None:
         raise SystemExit("no Chromium here: apt-get install chromium, or set CHROMIUM to one")
-    with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "told.json"
-        command = [sys.executable, "-m", "lrrn", "explore", *options.model, "--port", "0", "--no-open", "--json", str(told)]
-        start = time.monotonic()
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            url = chromium.wait_for(told, server, WAIT)["address"]
-            with chromium.Browser(path, scale=1.0) as browser:
-                browser.open(url)
-                browser.until("!document.getElementById('main').hidden", WAIT)
-                ready = time.monotonic() - start
-                figures = {
-                    "machine": machine(),
-                    "load": os.getloadavg()[0],
-                    "chromium": browser.call("Browser.getVersion")["product"],
-                    "model": browser.text("#model-line"),
-                    "seconds_to_ready": round(ready, 2),
-                    "while_refining": measured(browser, 1),
-                }
-                browser.until("fetch('api/state').then((r) => r.json()).then((state) => state.refined)", WAIT)
-                figures["refined"] = measured(browser, options.rounds)
-                figures["load_after"] = os.getloadavg()[0]
-                figures["hosts_asked"] = sorted({url.split("/")[2] for url in browser.requests})
-                figures["requests"] = len(browser.requests)
-                if options.picture is not None:
-                    picture(browser, options.picture)
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(30)
+    requests: list[str] = []
+    start = time.monotonic()
+    with explorer(*options.model, seconds=WAIT) as url, chromium() as browser:
+        page = new_page(browser, requests, [], WAIT)
+        page.goto(url)
+        until(page, "!document.getElementById('main').hidden", WAIT)
+        ready = time.monotonic() - start
+        figures = {
+            "machine": machine(),
+            "load": os.getloadavg()[0],
+            "chromium": browser.version,
+            "model": page.inner_text("#model-line"),
+            "seconds_to_ready": round(ready, 2),
+            "while_refining": measured(page, 1),
+        }
+        until(page, "fetch('api/state').then((r) => r.json()).then((state) => state.refined)", WAIT)
+        figures["refined"] = measured(page, options.rounds)
+        figures["load_after"] = os.getloadavg()[0]
+        figures["hosts_asked"] = sorted({url.split("/")[2] for url in requests})
+        figures["requests"] = len(requests)
+        if options.picture is not None:
+            picture(page, options.picture)
     print(json.dumps(figures, indent=2))
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def measured(browser: chromium.Browser, rounds: int) -> dict[str, Any]:
+def measured(page: Page, rounds: int) -> dict[str, Any]:
     """Write digits and return how long answers took, in milliseconds, and how often the label was the digit's."""
-    browser.run(
+    page.evaluate(
         "performance.clearMeasures(); performance.clearResourceTimings(); performance.setResourceTimingBufferSize(9999)"
     )
     right = 0
     for digit in DIGITS * rounds:
-        browser.click("#clear")
-        for line in chromium.strokes(digit):
-            browser.draw("#pad", line, pause=1 / 60)
+        page.click("#clear")
+        for line in strokes(digit):
+            draw(page, "#pad", line, pause=1 / 60)
         time.sleep(0.6)
-        right += browser.text("#prediction") == str(digit)
-    times = browser.run("performance.getEntriesByName('stroke to answer').map((entry) => entry.duration)")
+        right += page.inner_text("#prediction") == str(digit)
+    times = page.evaluate("performance.getEntriesByName('stroke to answer').map((entry) => entry.duration)")
     asked = "performance.getEntriesByType('resource').filter((entry) => entry.name.endsWith('/analyse'))"
-    waited = browser.run(f"{asked}.map((entry) => entry.duration)")
+    waited = page.evaluate(f"{asked}.map((entry) => entry.duration)")
     return {
         "answers": len(times),
         "stroke_to_answer_ms": spread(times),
@@ -98,19 +89,20 @@ def spread(times: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(times), 1), "p95": round(cuts[-1], 1), "max": round(max(times), 1)}
 
 
-def picture(browser: chromium.Browser, path: Path) -> None:
+def picture(page: Page, path: Path) -> None:
     """Write a five, attack it, clamp a label, and keep what the page looks like."""
-    browser.click("#clear")
-    for line in chromium.strokes(5):
-        browser.draw("#pad", line, pause=1 / 60)
-    browser.until("document.getElementById('radius-note').innerText.includes('tight')", WAIT)
-    browser.until("!document.getElementById('norm').disabled", WAIT)
-    browser.run(
+    page.click("#clear")
+    for line in strokes(5):
+        draw(page, "#pad", line, pause=1 / 60)
+    until(page, "document.getElementById('radius-note').innerText.includes('tight')", WAIT)
+    until(page, "!document.getElementById('norm').disabled", WAIT)
+    page.evaluate(
         "((e) => { e.value = Math.round(0.68 * e.max); e.dispatchEvent(new Event('input')); })(document.getElementById('norm'))"
     )
     time.sleep(1)
-    options = {"quality": 82} if path.suffix == ".webp" else {}
-    browser.screenshot(path, whole=True, down_to="#attack-card", **options)
+    bottom = page.evaluate("document.querySelector('#attack-card').getBoundingClientRect().bottom + scrollY + 16")
+    clip = {"x": 0, "y": 0, "width": page.evaluate("innerWidth"), "height": bottom}
+    page.screenshot(path=path, full_page=True, clip=clip, quality=82 if path.suffix == ".webp" else None)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import struct
-import subprocess
-import sys
-import time
 import zlib
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,15 +12,14 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-import chromium
 import lrrn
+from explorer_page import chromium, draw, explorer, find, new_page, strokes, until
 from lrrn import LRRNClassifier, datasets
 from lrrn.reports.evaluation import energies_of, reference_of
 
 pytest.importorskip("starlette", reason="the explorer's server needs the extra explore")
-pytestmark = pytest.mark.skipif(
-    chromium.find() is None, reason="no Chromium here: apt-get install chromium, or set CHROMIUM to one"
-)
+pytest.importorskip("playwright", reason="driving a browser needs playwright, of the extra test")
+pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium here: apt-get install chromium, or set CHROMIUM to one")
 
 ARTEFACTS = Path(__file__).resolve().parents[2] / "out" / "browser"
 WAIT = float(os.environ.get("LRRN_BROWSER_WAIT", "60"))
@@ -35,29 +30,12 @@ SEEN = """((canvas) => {
   return Array.from(copy.getImageData(0, 0, 8, 8).data);
 })(document.querySelector("#reconstructions canvas"))"""
 """The image as the network sees it, in bytes of red, green, blue and alpha."""
-HOME, END, RIGHT, DOWN = ("Home", 36), ("End", 35), ("ArrowRight", 39), ("ArrowDown", 40)
-
-
-class Server:
-    """``lrrn explore`` as people start it."""
-
-    def __init__(self, folder, *arguments):
-        told = folder / "told.json"
-        command = [sys.executable, "-m", "lrrn", "explore", *arguments, "--port", "0", "--no-open", "--json", str(told)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        self.url = chromium.wait_for(told, self.process, WAIT)["address"]
-
-    def end(self):
-        self.process.send_signal(signal.SIGINT)
-        errors = self.process.communicate(timeout=30)[1]
-        assert self.process.returncode == 0 and errors == "", errors
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    running = Server(tmp_path_factory.mktemp("server"))
-    yield running
-    running.end()
+def server():
+    with explorer(seconds=WAIT) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -69,164 +47,176 @@ def requests():
     (ARTEFACTS / "requests.json").write_text(json.dumps(urls, indent=1) + "\n")
 
 
-def opened(server, requests, **options):
-    browser = chromium.Browser(chromium.find(), **options)
-    browser.requests = requests
-    browser.open(server.url)
-    browser.until("!document.getElementById('main').hidden", WAIT)
-    browser.until("/[0-9a-z]/.test(document.getElementById('prediction').innerText)", WAIT)
-    return browser
+@pytest.fixture(scope="module")
+def problems():
+    """Errors and warnings of all pages: there should be none."""
+    found: list[str] = []
+    yield found
+    assert found == []
 
 
 @pytest.fixture(scope="module")
-def shared(server, requests):
-    with opened(server, requests) as browser:
-        yield browser
-        assert browser.problems == []
+def opened(requests, problems):
+    """How to open the explorer."""
+    with chromium() as browser:
+
+        def page_at(url, **options):
+            page = new_page(browser, requests, problems, WAIT, **options)
+            page.goto(url)
+            until(page, "!document.getElementById('main').hidden", WAIT)
+            until(page, "/[0-9a-z]/.test(document.getElementById('prediction').innerText)", WAIT)
+            return page
+
+        yield page_at
+
+
+@pytest.fixture(scope="module")
+def shared(server, opened):
+    with opened(server) as page:
+        yield page
 
 
 @pytest.fixture
-def browser(shared):
+def page(shared):
     """The page, empty."""
-    shared.run("document.querySelector('input[value=pen]').click()")
+    shared.evaluate("document.querySelector('input[value=pen]').click()")
     shared.click("#clear")
     settled(shared)  # until the answer to the empty page is there, what is shown belongs to the last test
     return shared
 
 
-def settled(browser, card="answer-card"):
+def settled(page, card="answer-card"):
     """Wait until what a card shows is the answer to the image as it is now."""
-    browser.until(f"document.getElementById('{card}').ariaBusy === 'false'", WAIT)
+    until(page, f"document.getElementById('{card}').ariaBusy === 'false'", WAIT)
 
 
-def write(browser, digit, **options):
-    for line in chromium.strokes(digit):
-        browser.draw("#pad", line, **options)
+def write(page, digit, **options):
+    for line in strokes(digit):
+        draw(page, "#pad", line, **options)
 
 
-def says(browser, selector, text):
-    browser.until(f"document.querySelector({json.dumps(selector)}).innerText.includes({json.dumps(text)})", WAIT)
+def says(page, selector, text):
+    until(page, f"document.querySelector({json.dumps(selector)}).innerText.includes({json.dumps(text)})", WAIT)
 
 
-def pick(browser, label):
+def pick(page, label):
     """Choose the first sample of a class and wait for everything that follows."""
-    browser.run(f"document.querySelector('#samples-grid button[aria-label$=\"a {label}\"]').click()")
-    settled(browser)
-    says(browser, "#radius-note", "tight")
-    browser.until("!document.getElementById('norm').disabled && !document.getElementById('mark-attack').hidden", WAIT)
+    page.evaluate(f"document.querySelector('#samples-grid button[aria-label$=\"a {label}\"]').click()")
+    settled(page)
+    says(page, "#radius-note", "tight")
+    until(page, "!document.getElementById('norm').disabled && !document.getElementById('mark-attack').hidden", WAIT)
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def test_drawing_a_digit_shows_its_class_and_another_changes_it(browser):
-    write(browser, 1)
-    says(browser, "#prediction", "1")
-    browser.click("#clear")
-    write(browser, 0)
-    settled(browser)
-    assert browser.text("#prediction") == "0"
-    assert browser.text(".bar.best .name") == "0" and float(browser.text("#margin")) > 0
-    assert browser.text("#familiarity") in ("familiar", "unusual")
-    assert "sweeps of coordinate descent" in browser.text("#solve")
-    quick = float(browser.text("#radius"))
-    says(browser, "#radius-note", "tight")
-    assert float(browser.text("#radius")) >= quick > 0
-    browser.screenshot(ARTEFACTS / "drawn.png", whole=True)
+def test_drawing_a_digit_shows_its_class_and_another_changes_it(page):
+    write(page, 1)
+    says(page, "#prediction", "1")
+    page.click("#clear")
+    write(page, 0)
+    settled(page)
+    assert page.inner_text("#prediction") == "0"
+    assert page.inner_text(".bar.best .name") == "0" and float(page.inner_text("#margin")) > 0
+    assert page.inner_text("#familiarity") in ("familiar", "unusual")
+    assert "sweeps of coordinate descent" in page.inner_text("#solve")
+    quick = float(page.inner_text("#radius"))
+    says(page, "#radius-note", "tight")
+    assert float(page.inner_text("#radius")) >= quick > 0
+    page.screenshot(path=ARTEFACTS / "drawn.png", full_page=True)
 
 
-def test_while_the_pen_moves_questions_do_not_pile_up(browser, requests):
+def test_while_the_pen_moves_questions_do_not_pile_up(page, requests):
     before = sum(url.endswith("/api/analyse") for url in requests)
-    moves = sum(len(line) for line in chromium.strokes(8))
-    write(browser, 8, pause=0.0)
-    says(browser, "#prediction", "8")
+    moves = sum(len(line) for line in strokes(8))
+    write(page, 8, pause=0.0)
+    says(page, "#prediction", "8")
     asked = sum(url.endswith("/api/analyse") for url in requests) - before
     assert 1 <= asked < moves
-    assert browser.run("performance.getEntriesByName('stroke to answer').length") > 0
-    assert "ms after the stroke" in browser.text("#timing")
+    assert page.evaluate("performance.getEntriesByName('stroke to answer').length") > 0
+    assert "ms after the stroke" in page.inner_text("#timing")
 
 
-def test_the_eraser_takes_away(browser):
-    write(browser, 8)
-    says(browser, "#prediction", "8")
+def test_the_eraser_takes_away(page):
+    write(page, 8)
+    says(page, "#prediction", "8")
     inked = f"{SEEN}.filter((value, at) => at % 4 === 0 && value < 128).length"
-    before = browser.run(inked)
-    browser.run("document.querySelector('input[value=eraser]').click()")
-    browser.draw("#pad", [(0.2, 0.7), (0.8, 0.7), (0.8, 0.85), (0.2, 0.85)])
-    browser.until(f"{inked} < {before}", WAIT)
+    before = page.evaluate(inked)
+    page.evaluate("document.querySelector('input[value=eraser]').click()")
+    draw(page, "#pad", [(0.2, 0.7), (0.8, 0.7), (0.8, 0.85), (0.2, 0.85)])
+    until(page, f"{inked} < {before}", WAIT)
 
 
-def test_the_keyboard_draws(browser):
-    browser.run("document.getElementById('fit').checked || document.getElementById('fit').click()")
-    browser.run("document.getElementById('pad').focus()")
-    browser.key(*RIGHT)
+def test_the_keyboard_draws(page):
+    page.evaluate("document.getElementById('fit').checked || document.getElementById('fit').click()")
+    page.evaluate("document.getElementById('pad').focus()")
+    page.keyboard.press("ArrowRight")
     for _ in range(3):
-        browser.key(" ", 32, " ")
-        browser.key(*DOWN)
-    column = browser.until(f"((d) => d.filter((v, at) => at % 4 === 0 && v < 60).length === 3 && d)({SEEN})", WAIT)
+        page.keyboard.press("Space")
+        page.keyboard.press("ArrowDown")
+    column = until(page, f"((d) => d.filter((v, at) => at % 4 === 0 && v < 60).length === 3 && d)({SEEN})", WAIT)
     dark = [at // 4 for at in range(0, 256, 4) if column[at] < 60]
     assert dark == [4 * 8 + 4, 5 * 8 + 4, 6 * 8 + 4]
 
 
-def test_clearing_leaves_nothing(browser):
-    assert browser.run("!document.getElementById('pad-hint').hidden")
-    assert browser.run("document.getElementById('norm').disabled")
-    assert "Draw something" in browser.text("#attack-text")
+def test_clearing_leaves_nothing(page):
+    assert page.evaluate("!document.getElementById('pad-hint').hidden")
+    assert page.evaluate("document.getElementById('norm').disabled")
+    assert "Draw something" in page.inner_text("#attack-text")
 
 
 # --- attack and clamp -------------------------------------------------------------------------------------------------
 
 
-def test_the_slider_holds_inside_the_proof_and_breaks_beyond_the_attack(browser):
-    pick(browser, 5)
-    label = browser.text("#prediction")
-    radius = float(browser.text("#mark-radius").split()[-1])
-    distance = float(browser.text("#mark-attack").split()[-1])
+def test_the_slider_holds_inside_the_proof_and_breaks_beyond_the_attack(page):
+    pick(page, 5)
+    label = page.inner_text("#prediction")
+    radius = float(page.inner_text("#mark-radius").split()[-1])
+    distance = float(page.inner_text("#mark-attack").split()[-1])
     assert 0 < radius <= distance
-    browser.run("document.getElementById('norm').focus()")
-    browser.key(*HOME)
-    assert "Untouched." in browser.text("#attack-text")
+    page.evaluate("document.getElementById('norm').focus()")
+    page.keyboard.press("Home")
+    assert "Untouched." in page.inner_text("#attack-text")
     seen = []
     for _ in range(40):
-        browser.key(*RIGHT)
-        norm = float(browser.text("#attack-norm").removeprefix("norm "))
-        now, text = browser.text("#attack-label").removeprefix("seen as "), browser.text("#attack-text")
+        page.keyboard.press("ArrowRight")
+        norm = float(page.inner_text("#attack-norm").removeprefix("norm "))
+        now, text = page.inner_text("#attack-label").removeprefix("seen as "), page.inner_text("#attack-text")
         seen.append(text.split()[0])
         if norm < 0.999 * radius:
             assert now == label and "Guaranteed." in text
         elif norm > 1.001 * distance:
             assert now != label and "Broken." in text and f"turns {label} into {now}" in text
         if len(seen) == 20:
-            browser.screenshot(ARTEFACTS / "attack.png")
-            browser.run("document.getElementById('norm').focus()")
+            page.screenshot(path=ARTEFACTS / "attack.png")
     assert seen[0] == "Guaranteed." and seen[-1] == "Broken."
-    assert "Broken" in browser.run("document.getElementById('norm').getAttribute('aria-valuetext')")
-    browser.key(*HOME)
-    browser.key(*END)
-    assert "Broken." in browser.text("#attack-text")
+    assert "Broken" in page.evaluate("document.getElementById('norm').getAttribute('aria-valuetext')")
+    page.keyboard.press("Home")
+    page.keyboard.press("End")
+    assert "Broken." in page.inner_text("#attack-text")
 
 
-def test_an_attack_may_be_held_to_images(browser):
-    pick(browser, 2)
-    free = float(browser.text("#mark-attack").split()[-1])
-    browser.click("#keep")
-    settled(browser, "attack-card")
-    assert float(browser.text("#mark-attack").split()[-1]) >= 0.999 * free
-    browser.click("#keep")
+def test_an_attack_may_be_held_to_images(page):
+    pick(page, 2)
+    free = float(page.inner_text("#mark-attack").split()[-1])
+    page.click("#keep")
+    settled(page, "attack-card")
+    assert float(page.inner_text("#mark-attack").split()[-1]) >= 0.999 * free
+    page.click("#keep")
 
 
-def test_clamping_a_label_shows_its_gap_and_what_it_does(browser):
-    pick(browser, 7)
-    browser.click("#labels button:nth-child(4)")
-    says(browser, "#clamp-text", "Holding the output at 3 costs an energy of")
-    assert browser.run("document.querySelector('#labels button:nth-child(4)').ariaPressed") == "true"
-    gaps = browser.run("[...document.querySelectorAll('#labels .value')].map((e) => e.innerText)")
-    assert len(gaps) == 10 and "7 would cost" in browser.text("#clamp-text")
-    assert browser.run("document.querySelector('#clamp-figures figcaption:last-child') !== null")
-    assert "up to 0.0" in browser.text("#clamp-figures")
-    browser.screenshot(ARTEFACTS / "clamp.png", whole=True)
-    browser.click("#labels button:nth-child(4)")
-    says(browser, "#clamp-text", "Choose a label")
+def test_clamping_a_label_shows_its_gap_and_what_it_does(page):
+    pick(page, 7)
+    page.click("#labels button:nth-child(4)")
+    says(page, "#clamp-text", "Holding the output at 3 costs an energy of")
+    assert page.evaluate("document.querySelector('#labels button:nth-child(4)').ariaPressed") == "true"
+    gaps = page.evaluate("[...document.querySelectorAll('#labels .value')].map((e) => e.innerText)")
+    assert len(gaps) == 10 and "7 would cost" in page.inner_text("#clamp-text")
+    assert page.evaluate("document.querySelector('#clamp-figures figcaption:last-child') !== null")
+    assert "up to 0.0" in page.inner_text("#clamp-figures")
+    page.screenshot(path=ARTEFACTS / "clamp.png", full_page=True)
+    page.click("#labels button:nth-child(4)")
+    says(page, "#clamp-text", "Choose a label")
 
 
 # --- uploads ----------------------------------------------------------------------------------------------------------
@@ -244,104 +234,105 @@ def png(path, grey):
     return path
 
 
-def test_bad_uploads_get_a_clear_message_and_change_nothing(browser, tmp_path):
-    write(browser, 0)
-    says(browser, "#prediction", "0")
+def test_bad_uploads_get_a_clear_message_and_change_nothing(page, tmp_path):
+    write(page, 0)
+    says(page, "#prediction", "0")
     notes = tmp_path / "notes.png"
     notes.write_text("this is no picture")
-    browser.choose_file("#upload", notes)
-    says(browser, "#message", "“notes.png” cannot be read as an image. Choose a PNG")
+    page.set_input_files("#upload", notes)
+    says(page, "#message", "“notes.png” cannot be read as an image. Choose a PNG")
     large = tmp_path / "large.png"
     large.write_bytes(b"\x89PNG" + bytes(9 * 2**20))
-    browser.choose_file("#upload", large)
-    says(browser, "#message", "“large.png” has 9.0 MB; choose an image of at most 8.0 MB")
+    page.set_input_files("#upload", large)
+    says(page, "#message", "“large.png” has 9.0 MB; choose an image of at most 8.0 MB")
     wide = png(tmp_path / "wide.png", np.zeros((4200, 8000), np.uint8))
-    browser.choose_file("#upload", wide)
-    says(browser, "#message", "“wide.png” has 8000 by 4200 pixels; choose an image of at most 32 million")
-    browser.screenshot(ARTEFACTS / "bad-upload.png")
-    assert browser.text("#prediction") == "0"
-    assert browser.run("document.getElementById('message').getAttribute('role')") == "alert"
-    browser.click("#clear")
-    assert browser.run("document.getElementById('message').hidden")
+    page.set_input_files("#upload", wide)
+    says(page, "#message", "“wide.png” has 8000 by 4200 pixels; choose an image of at most 32 million")
+    page.screenshot(path=ARTEFACTS / "bad-upload.png")
+    assert page.inner_text("#prediction") == "0"
+    assert page.evaluate("document.getElementById('message').getAttribute('role')") == "alert"
+    page.click("#clear")
+    assert page.evaluate("document.getElementById('message').hidden")
 
 
 @pytest.mark.parametrize("inverted", [False, True], ids=["light on dark", "dark on light"])
-def test_a_picture_is_cropped_shrunk_and_recognised(browser, tmp_path, inverted):
+def test_a_picture_is_cropped_shrunk_and_recognised(page, tmp_path, inverted):
     X, y = datasets.load("digits", "test")
     image = X[np.flatnonzero(y == 6)[0]].reshape(8, 8)
     canvas = np.zeros((400, 600))
     canvas[40:360, 100:420] = np.kron(image, np.ones((40, 40)))
     grey = (255 * (1 - canvas if inverted else canvas)).astype(np.uint8)
-    browser.choose_file("#upload", png(tmp_path / "six.png", grey))
-    says(browser, "#prediction", "6")
-    assert browser.run("document.getElementById('message').hidden")
+    page.set_input_files("#upload", png(tmp_path / "six.png", grey))
+    says(page, "#prediction", "6")
+    assert page.evaluate("document.getElementById('message').hidden")
 
 
 # --- the rest of the page ---------------------------------------------------------------------------------------------
 
 
-def test_everything_has_a_name_and_the_page_is_calm_about_colours(browser):
-    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+def test_everything_has_a_name_and_the_page_is_calm_about_colours(page):
+    nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
     roles = ("button", "slider", "checkbox", "radio", "combobox", "image", "application")
     controls = [node for node in nodes if not node["ignored"] and node["role"]["value"] in roles]
     nameless = [node["role"]["value"] for node in controls if not node.get("name", {}).get("value")]
     assert len(controls) > 250 and nameless == []
-    assert browser.run("document.documentElement.dataset.theme") == "light"
-    browser.click("#theme")
-    assert browser.run("document.documentElement.dataset.theme") == "dark"
-    browser.click("#theme")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    page.click("#theme")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.click("#theme")
 
 
 @pytest.mark.parametrize("layer", [1, 2])
-def test_filters_of_every_layer(browser, layer):
-    browser.run(f"document.querySelectorAll('input[name=filter-layer]')[{layer}].click()")
-    says(browser, "#filters-text", f"product of the first {layer + 1} weights")
-    browser.run("document.querySelectorAll('input[name=filter-layer]')[0].click()")
+def test_filters_of_every_layer(page, layer):
+    page.evaluate(f"document.querySelectorAll('input[name=filter-layer]')[{layer}].click()")
+    says(page, "#filters-text", f"product of the first {layer + 1} weights")
+    page.evaluate("document.querySelectorAll('input[name=filter-layer]')[0].click()")
 
 
-def test_curve_and_histogram_mark_this_input(browser):
-    pick(browser, 3)
+def test_curve_and_histogram_mark_this_input(page):
+    pick(page, 3)
     for chart in ("curve", "energies"):
         mark = f"document.querySelector('#{chart} .here')"
-        assert browser.run(f"{mark}.getAttribute('visibility')") == "visible"
-    assert "Median radius" in browser.text("#curve-text") and "AUROC" in browser.text("#energies-text")
+        assert page.evaluate(f"{mark}.getAttribute('visibility')") == "visible"
+    assert "Median radius" in page.inner_text("#curve-text") and "AUROC" in page.inner_text("#energies-text")
 
 
-def test_a_server_that_does_not_answer_is_said_to(browser):
-    browser.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=-1, uploadThroughput=-1)
-    write(browser, 1)
-    says(browser, "#message", "does not answer. Is lrrn explore still running?")
-    browser.call("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1)
-    browser.click("#clear")
-    browser.until("document.getElementById('message').hidden", WAIT)
-    time.sleep(0.2)
-    browser.problems[:] = [problem for problem in browser.problems if "ERR_INTERNET_DISCONNECTED" not in problem]
+def test_a_server_that_does_not_answer_is_said_to(page, problems):
+    page.context.set_offline(True)
+    write(page, 1)
+    says(page, "#message", "does not answer. Is lrrn explore still running?")
+    page.context.set_offline(False)
+    page.click("#clear")
+    until(page, "document.getElementById('message').hidden", WAIT)
+    page.wait_for_timeout(200)
+    problems[:] = [problem for problem in problems if "ERR_INTERNET_DISCONNECTED" not in problem]
 
 
-def test_a_phone_draws_with_a_finger_and_never_scrolls_sideways(server, requests):
-    with opened(server, requests, width=390, height=844, scale=2, mobile=True) as phone:
+def test_a_phone_draws_with_a_finger_and_never_scrolls_sideways(server, opened, problems):
+    finger = {"device_scale_factor": 2, "is_mobile": True, "has_touch": True}
+    with opened(server, viewport={"width": 390, "height": 844}, **finger) as phone:
         for digit in (1, 0):
             phone.click("#clear")
             write(phone, digit, touch=True)
             says(phone, "#prediction", str(digit))
-        assert phone.run("document.documentElement.scrollWidth <= innerWidth")
+        assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth")
         controls = "[...document.querySelectorAll('button, select, .segmented span')]"
-        small = phone.run(f"{controls}.filter((e) => e.offsetHeight && e.offsetHeight < 24).length")
+        small = phone.evaluate(f"{controls}.filter((e) => e.offsetHeight && e.offsetHeight < 24).length")
         assert small == 0  # nothing too small for a finger
         says(phone, "#radius-note", "tight")
-        phone.screenshot(ARTEFACTS / "phone.png", whole=True)
-        assert phone.problems == []
+        phone.screenshot(path=ARTEFACTS / "phone.png", full_page=True)
+        assert problems == []
 
 
-def test_dark_colours_are_followed(server, requests):
-    with opened(server, requests, dark=True) as night:
-        assert night.run("getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 22)"
+def test_dark_colours_are_followed(server, opened, problems):
+    with opened(server, color_scheme="dark") as night:
+        assert night.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 22)"
         says(night, "#radius-note", "tight")
-        night.screenshot(ARTEFACTS / "dark.png", whole=True)
-        assert night.problems == []
+        night.screenshot(path=ARTEFACTS / "dark.png", full_page=True)
+        assert problems == []
 
 
-def test_a_saved_model_of_larger_images(tmp_path, requests):
+def test_a_saved_model_of_larger_images(tmp_path, opened, problems):
     X, y = datasets.load("digits", "train")
     larger = np.kron(X[:600].reshape(-1, 8, 8), np.ones((1, 3, 3)))
     larger = np.pad(larger, ((0, 0), (2, 2), (2, 2))).reshape(len(larger), -1).astype(np.float32)
@@ -354,18 +345,14 @@ def test_a_saved_model_of_larger_images(tmp_path, requests):
     )
     path = tmp_path / "larger.safetensors"
     lrrn.save(model, path, kept)
-    running = Server(tmp_path, str(path))
-    try:
-        with opened(running, requests) as browser:
-            assert "larger.safetensors · 784-24-16-10" in browser.text("#model-line")
-            browser.click("#clear")
-            write(browser, 0)
-            says(browser, "#prediction", "0")
-            browser.until("!document.getElementById('norm').disabled", WAIT)
-            browser.screenshot(ARTEFACTS / "larger.png", whole=True)
-            assert browser.problems == []
-    finally:
-        running.end()
+    with explorer(str(path), seconds=WAIT) as url, opened(url) as page:
+        assert "larger.safetensors · 784-24-16-10" in page.inner_text("#model-line")
+        page.click("#clear")
+        write(page, 0)
+        says(page, "#prediction", "0")
+        until(page, "!document.getElementById('norm').disabled", WAIT)
+        page.screenshot(path=ARTEFACTS / "larger.png", full_page=True)
+        assert problems == []
 
 
 def test_nothing_but_this_machine_was_asked(shared, requests):
