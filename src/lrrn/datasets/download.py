@@ -1,4 +1,7 @@
-"""Files of the MNIST family: their digests, their mirrors, and how they are fetched."""
+"""Files of the MNIST family: their digests, their mirrors, and how they are fetched.
+
+A pooch.Pooch with a registry knows one address a file: with several mirrors each it would take one a mirror, and as many lines.
+"""
 
 from __future__ import annotations
 
