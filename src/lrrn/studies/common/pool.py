@@ -1,4 +1,8 @@
-"""Carrying out many runs, of the paper's tables or of the record: several processes, one run each, progress, a clean stop."""
+"""Carrying out many runs, of the paper's tables or of the record: several processes, one run each, progress, a clean stop.
+
+Executors of processes, of concurrent.futures and of joblib, do not fit: one child that is killed breaks all that is under way,
+and neither passes an interrupt on or ends its children when this process is killed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event, Semaphore, Thread
 from typing import Any, Protocol, TypeVar
@@ -96,7 +99,9 @@ def in_threads(
     failed: dict[T, str] = {}
     stop = Event()
     gates = [Semaphore(most) for most, _ in stages]
-    with _Display(len(waiting)) as display, ThreadPoolExecutor(max(1, len(waiting)), "lrrn-run") as pool:
+    # as many threads as may be at work keep the order; with more stages, runs that wait for the next must not hold up the first
+    threads = stages[0][0] if len(stages) == 1 else max(1, len(waiting))
+    with _Display(len(waiting)) as display, ThreadPoolExecutor(threads, "lrrn-run") as pool:
 
         def carry_out_one(run: T) -> None:
             for k, (gate, (_, execute)) in enumerate(zip(gates, stages, strict=True)):
@@ -157,36 +162,9 @@ def in_processes(
     dict of Task to str
         Runs that failed, and why.
     """
-    waiting = [run for run in runs if not is_finished(run, work / run.name)]
-    under_way: dict[T, BaseProcess] = {}
-    failed: dict[T, str] = {}
-    context = multiprocessing.get_context("spawn")
-    with _Display(len(waiting)) as display, _one_thread_each() if one_thread else nullcontext():
-        try:
-            while waiting or under_way:
-                while waiting and len(under_way) < jobs:
-                    run = waiting.pop(0)
-                    folder = work / run.name
-                    child = context.Process(target=_child, args=(execute, run, folder, *arguments), name=run.name)
-                    child.start()
-                    under_way[run] = child
-                    display.begin(run, folder)
-                time.sleep(POLL)
-                display.look()
-                for run in [run for run, process in under_way.items() if process.exitcode is not None]:
-                    process = under_way.pop(run)
-                    process.join()
-                    if process.exitcode:
-                        failed[run] = _reason(work / run.name, process.exitcode)
-                    display.end(run, failed.get(run), is_finished(run, work / run.name))
-        except KeyboardInterrupt:
-            for process in under_way.values():
-                if process.pid is not None and process.is_alive():
-                    os.kill(process.pid, signal.SIGINT)
-            for process in under_way.values():
-                process.join()
-            raise
-    return failed
+    stages = [(jobs, lambda run, folder, stop: _in_child(execute, run, folder, arguments, stop))]
+    with _one_thread_each() if one_thread else nullcontext():
+        return in_threads(runs, work, stages, is_finished)
 
 
 def _in_child(execute: Callable[..., Any], run: Task, folder: Path, arguments: tuple[Any, ...], stop: Event) -> None:
