@@ -179,7 +179,7 @@ def test_the_report_compares_what_was_run_and_names_what_was_not(root, tmp_path)
         path = tmp_path / run.name / f"{what}.npy"
         return np.load(path) if path.is_file() else None
 
-    results = Results("full", by_run, missing, array)
+    results = Results(by_run, missing, array)
     parts = [decay_tables.sections(5e-5, results, TINY), learning_curves.sections(results, TINY)]
     parts += [pretraining.sections(results, TINY), filters.sections(results, TINY), table1.sections(results, TINY)]
     sections = [section for part in parts for section in part]

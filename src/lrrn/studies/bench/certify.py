@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from lrrn.certificates import certify
 from lrrn.certificates.outputs import pair_constants
 from lrrn.certificates.radius import METHODS
-from lrrn.studies.bench.clock import Settings, best_of_threads
+from lrrn.studies.bench.clock import Settings, best_of_threads, timed
 from lrrn.studies.bench.journal import Journal
 from lrrn.studies.bench.problems import name_of, random_network, trained
 from lrrn.studies.bench.tables import Part, Table, number, seconds
@@ -43,9 +43,7 @@ def _radii(settings: Settings) -> list[dict[str, Any]]:
     for method in METHODS:
         m = n if method != "local" else 2 if settings.quick else LOCAL
         logger.info("radii: %s", method)
-        start = time.perf_counter()
-        certify(net, x[:1], method, seconds=budget)
-        constants = time.perf_counter() - start
+        constants, _ = timed(partial(certify, net, x[:1], method, seconds=budget))
 
         def work(method: str = method, m: int = m) -> torch.Tensor:
             return certify(net, x[:m], method, seconds=budget).radius
@@ -59,7 +57,7 @@ def _radii(settings: Settings) -> list[dict[str, Any]]:
                 "method": method,
                 "samples": m,
                 "first_seconds": constants,
-                **timing.as_json(),
+                **timing._asdict(),
                 "radii_per_second": m / timing.seconds,
                 "median_radius": float(work().median()),
             }
@@ -77,13 +75,10 @@ def _bounds(width: int, settings: Settings) -> list[dict[str, Any]]:
     for method in ("paper", "spectral", "auto", "multiplier"):
         budget = None if method not in BUDGETS else 0.2 if settings.quick else BUDGETS[method]
         logger.info("bounds: %s, %s", name_of(net), method)
-        fresh = random_network((784, width, width, 10), settings.seed, torch.float64)  # nothing remembered
-        start = time.perf_counter()
-        value = float(fresh.lipschitz(method, seconds=budget))
-        whole = time.perf_counter() - start
-        fresh = random_network((784, width, width, 10), settings.seed, torch.float64)
-        start = time.perf_counter()
-        rho = pair_constants(fresh, "pairwise" if method == "paper" else method, budget).rho[i, j]
+        # networks that remember nothing
+        fresh, other = (random_network((784, width, width, 10), settings.seed, torch.float64) for _ in range(2))
+        whole, value = timed(partial(fresh.lipschitz, method, seconds=budget))
+        every, constants = timed(partial(pair_constants, other, "pairwise" if method == "paper" else method, budget))
         records.append(
             {
                 "kind": "bounds",
@@ -92,10 +87,10 @@ def _bounds(width: int, settings: Settings) -> list[dict[str, Any]]:
                 "method": method,
                 "budget": budget,
                 "network_seconds": whole,
-                "network_bound": value,
-                "network_ratio": value / spectral,
-                "pairs_seconds": time.perf_counter() - start,
-                "pairs_ratio": statistics.median((rho / pairs).tolist()),
+                "network_bound": float(value),
+                "network_ratio": float(value) / spectral,
+                "pairs_seconds": every,
+                "pairs_ratio": statistics.median((constants.rho[i, j] / pairs).tolist()),
             }
         )
     return records

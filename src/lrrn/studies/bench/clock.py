@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from lrrn.runtime.machine import cores as cores
-from lrrn.runtime.machine import processor
+from lrrn.runtime.machine import cores, processor
+
+T = TypeVar("T")
 
 POLICY = (
     "Each contender gets the better of one and of all threads, warm-up outside the clock; "
@@ -35,10 +36,6 @@ class Timing(NamedTuple):
     seconds: float
     spread: float
     threads: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the three numbers by name."""
-        return self._asdict()
 
 
 @final
@@ -78,13 +75,16 @@ def spread(times: Sequence[float]) -> float:
     return (max(times) - min(times)) / 2
 
 
+def timed(run: Callable[[], T]) -> tuple[float, T]:
+    """Return the seconds of one call, and what it returns."""
+    start = time.perf_counter()
+    result = run()
+    return time.perf_counter() - start, result
+
+
 def measure(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
     """Return the median of ``repeats`` timings and half their range."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
+    times = [timed(run)[0] for _ in range(repeats)]
     return statistics.median(times), spread(times)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from lrrn.studies.bench import peers
 from lrrn.studies.bench.problems import Problem
 
 Solve = Callable[[float], Tensor]
+NOT_TIMED: dict[str, Any] = {"seconds": None, "spread": None, "threads": None}
+"""Of a record, until there is a time."""
 
 
 def missing(packages: tuple[str, ...]) -> str | None:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from lrrn.runtime.machine import cores
-from lrrn.studies.bench.clock import Settings, best_of_threads, threads
-from lrrn.studies.bench.contenders import CONTENDERS, Contender, Solve, absent, missing
+from lrrn.studies.bench.clock import Settings, best_of_threads, threads, timed
+from lrrn.studies.bench.contenders import CONTENDERS, NOT_TIMED, Contender, Solve, absent, missing
 from lrrn.studies.bench.journal import Journal
 from lrrn.studies.bench.problems import Problem
 
@@ -56,14 +56,7 @@ def contest(
 
 def record(contender: Contender, problem: Problem, settings: Settings, budget: float) -> dict[str, Any]:
     """Time one contender, or say why not."""
-    blank = {
-        "contender": contender.name,
-        "ours": contender.ours,
-        "seconds": None,
-        "spread": None,
-        "threads": None,
-        "error": None,
-    }
+    blank = {"contender": contender.name, "ours": contender.ours, **NOT_TIMED, "error": None}
     package = missing(contender.needs)
     if package is not None:
         return {**blank, "note": absent(package)}
@@ -125,9 +118,7 @@ def _affordable(contender: Contender, problem: Problem, budget: float) -> tuple[
         part = problem if m == n else problem.first(m)
         run = contender.prepare(part)
         for _ in range(2):  # the first warms up
-            start = time.perf_counter()
-            answer = run(TARGET)
-            seconds = time.perf_counter() - start
+            seconds, answer = timed(partial(run, TARGET))
             if seconds > PATIENCE:
                 return part, run, seconds, answer
         more = min(n, int(m * budget / max(seconds, 1e-9)))

@@ -20,7 +20,7 @@ from lrrn.network import LRRN
 from lrrn.runtime.threads import blas_threads, one_thread
 from lrrn.studies.bench import peers
 from lrrn.studies.bench.clock import Settings, best_of_threads, threads
-from lrrn.studies.bench.contenders import absent, missing
+from lrrn.studies.bench.contenders import NOT_TIMED, absent, missing
 from lrrn.studies.bench.contest import loosest
 from lrrn.studies.bench.journal import Journal
 from lrrn.studies.bench.problems import Problem, free_phase, images, name_of, random_network
@@ -56,7 +56,7 @@ def _case(sizes: Sequence[int], n: int, settings: Settings) -> list[dict[str, An
     records = []
     for name, needs, prepare, options in CONTENDERS:
         head = {"kind": "grad", "case": f"{problem.name}, batch {n}", "dim": problem.qp.dim, "batch": n}
-        blank = {"contender": name, "ours": not needs, "seconds": None, "spread": None, "threads": None, "error": None}
+        blank = {"contender": name, "ours": not needs, **NOT_TIMED, "error": None}
         package = missing(needs)
         if package is not None:
             records.append({**head, **blank, "note": absent(package)})
@@ -78,7 +78,7 @@ def timed(gradient: Gradient, reference: list[Tensor], repeats: int, options: Se
         return {"error": error, "note": "misses the required error"}
     tolerance = tol
     timing = best_of_threads(lambda: gradient(tolerance), repeats, options)
-    return {**timing.as_json(), "error": error, "tol": tol, "note": ""}
+    return {**timing._asdict(), "error": error, "tol": tol, "note": ""}
 
 
 def gradient_error(gradient: list[Tensor], reference: list[Tensor]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import subprocess
 import sys
 import tempfile
@@ -85,7 +86,7 @@ def _point(
         "value": value,
         "network": name_of(net) if len(net.sizes) < 6 else f"784-{net.sizes[1]} x {len(net.sizes) - 2}-10",
         "batch": n,
-        **timing.as_json(),
+        **timing._asdict(),
         "sweeps": float(solution.n_sweeps.double().mean()),
         "converged": float(solution.converged.double().mean()),
     }
@@ -130,7 +131,7 @@ def present(records: list[dict[str, Any]]) -> list[Part]:
     ]
     for axis in AXES:
         chosen = [record for record in points if record["axis"] == axis]
-        at = [float(torch.tensor(float(record["value"])).log2()) for record in chosen]
+        at = [math.log2(record["value"]) for record in chosen]
         series = {"lrrn": (at, [record["seconds"] for record in chosen])}
         parts.append(Chart(f"Time of inference against {axis}", f"log2 of {axis}", "seconds", series, True))
     return parts + [_memory_words(record) for record in records if record["kind"] == "memory"]

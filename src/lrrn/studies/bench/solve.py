@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
-
-import torch
 
 from lrrn.studies.bench.clock import Settings
 from lrrn.studies.bench.contest import TARGET, contest
@@ -82,7 +81,7 @@ def _chart(records: list[dict[str, Any]], along: str, fixed: str, label: str) ->
                 points[record[along]] = record["seconds"] / record["batch"]
         if len(points) > 1:
             keys = sorted(points)
-            series[name] = ([float(torch.tensor(float(key)).log2()) for key in keys], [points[key] for key in keys])
+            series[name] = ([math.log2(key) for key in keys], [points[key] for key in keys])
     return Chart(f"Seconds a sample against {label}", f"log2 of {label}", "seconds a sample", series, True)
 
 

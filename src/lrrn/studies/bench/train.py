@@ -8,7 +8,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ import torch
 from lrrn.learning import Data
 from lrrn.runtime.machine import cores
 from lrrn.studies.bench import learners
-from lrrn.studies.bench.clock import Settings, spread, threads
-from lrrn.studies.bench.contenders import absent, missing
+from lrrn.studies.bench.clock import Settings, spread, threads, timed
+from lrrn.studies.bench.contenders import NOT_TIMED, absent, missing
 from lrrn.studies.bench.journal import Journal
 from lrrn.studies.bench.learners import LEARNERS, Epoch
 from lrrn.studies.bench.problems import images
@@ -52,14 +51,7 @@ def _contest(data: Data, sizes: tuple[int, ...], batch: int, rounds: int, settin
     records = []
     running: list[tuple[dict[str, Any], Epoch, int, list[float]]] = []
     for name, optimizer, needs, make in LEARNERS:
-        record: dict[str, Any] = {
-            "kind": "train",
-            "batch": batch,
-            "contender": name,
-            "optimizer": optimizer,
-            "ours": name == "lrrn",
-        }
-        record |= {"sizes": list(sizes), "samples": n, "seconds": None, "spread": None, "threads": None, "note": ""}
+        record = _blank(name, optimizer, n, sizes, batch)
         records.append(record)
         package = missing(needs)
         if package is not None:
@@ -80,6 +72,11 @@ def _contest(data: Data, sizes: tuple[int, ...], batch: int, rounds: int, settin
     return [*records, _predictive_coding(n, sizes, batch, rounds)]
 
 
+def _blank(name: str, optimizer: str, n: int, sizes: tuple[int, ...], batch: int) -> dict[str, Any]:
+    head = {"kind": "train", "batch": batch, "contender": name, "optimizer": optimizer, "ours": name == "lrrn"}
+    return {**head, "sizes": list(sizes), "samples": n, **NOT_TIMED, "note": ""}
+
+
 def _rehearse(epoch: Epoch, n: int, batch: int) -> tuple[int, int]:
     """Warm up, and return the better number of threads and how many samples the budget allows."""
     some = min(n, max(20 * batch, 500))
@@ -94,9 +91,7 @@ def _rehearse(epoch: Epoch, n: int, batch: int) -> tuple[int, int]:
 
 
 def _seconds(epoch: Epoch, n: int) -> float:
-    start = time.perf_counter()
-    epoch(n)
-    return time.perf_counter() - start
+    return timed(lambda: epoch(n))[0]
 
 
 def pcx_python() -> Path | None:
@@ -107,8 +102,7 @@ def pcx_python() -> Path | None:
 
 def _predictive_coding(n: int, sizes: tuple[int, ...], batch: int, rounds: int) -> dict[str, Any]:
     """Time pcx in its own environment, whose jax is older than ours; it has the machine to itself meanwhile."""
-    record = {"kind": "train", "batch": batch, "contender": "pcx, 8 inference steps", "optimizer": "adam", "ours": False}
-    record |= {"sizes": list(sizes), "samples": n, "seconds": None, "spread": None, "threads": None, "note": ""}
+    record = _blank("pcx, 8 inference steps", "adam", n, sizes, batch)
     python = pcx_python()
     if python is None:
         return {**record, "note": "skipped: no environment with pcx (make .venv-pcx/.pcx)"}

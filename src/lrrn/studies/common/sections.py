@@ -121,14 +121,12 @@ class Results:
 
     Attributes
     ----------
-    scale_name : {"full", "quick"}
     by_run : dict of Run to dict
     reasons : dict of Run to str
     filters : callable
         From a run and the name of one of its array files to the array, or None.
     """
 
-    scale_name: str
     by_run: dict[Run, dict[str, Any]]
     reasons: dict[Run, str]
     filters: Callable[[Run, str], Any]

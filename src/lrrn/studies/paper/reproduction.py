@@ -137,7 +137,7 @@ def reproduce(
         path = folder / actual[run].name / f"{what}.npy"
         return np.load(path, allow_pickle=False) if path.is_file() else None
 
-    results = Results(name, by_run, reasons, array)
+    results = Results(by_run, reasons, array)
     sections = [section for _, make in parts.values() for section in make(results, scale)]
     seconds = time.perf_counter() - start
     report.write(Path(output), sections, _preface(item, quick, results))
