@@ -2,6 +2,8 @@
 
 A stage that goes image by image keeps what it has after every few of them, so that it can be stopped at any time, by hand or by
 a deadline, and continued here or, with the folder copied, on another machine.
+
+``execute``, ``finished`` and ``is_trained`` are not those of the paper's runs, which have one result, and always a model file.
 """
 
 from __future__ import annotations
