@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from lrrn import datasets
 from lrrn.cli import app
 from lrrn.studies.common import pool
-from lrrn.studies.common.report import summary
+from lrrn.studies.common.report import summary, write_results
 from lrrn.studies.common.runs import DATA, DECAYS, FULL, QUICK, Run, Scale, execute, finished, is_trained, train
 from lrrn.studies.common.sections import MET, MISSED, NO_TARGET, NOT_RUN, OURS, Comparison, Results, Section
 from lrrn.studies.paper import decay_tables, filters, learning_curves, pretraining, reproduce, reproduction, table1
@@ -193,6 +193,19 @@ def test_the_report_compares_what_was_run_and_names_what_was_not(root, tmp_path)
     assert "filters-energy-mnist-nonneg.png" in files and "filters-energy-kmnist-nonneg.png" not in files
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("<img") == len(files) and 'src="figures' not in page
+
+
+def test_results_have_a_line_for_each_run(tmp_path):
+    content = {
+        "item": "all",
+        "comparisons": [{"row": "a"}, {"row": "b"}],
+        "not run": {},
+        "runs": {"x": {"loss": [1, 2]}, "y": {}},
+    }
+    write_results(tmp_path / "results.json", content)
+    text = (tmp_path / "results.json").read_text()
+    assert json.loads(text) == content
+    assert '\n{"row": "b"}\n' in text and '\n"x": {"loss": [1, 2]},\n' in text
 
 
 def test_the_command_runs_in_processes_and_continues(root, tmp_path, monkeypatch):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lrrn.reports.page import Page
 from lrrn.runtime.storage import write_bytes
@@ -27,6 +29,20 @@ def write(folder: Path, sections: Sequence[Section], preface: Sequence[str], tit
             write_bytes(folder / "figures" / figure.file, figure.content)
     write_bytes(folder / "report.md", _markdown(sections, preface, title).encode())
     write_bytes(folder / "report.html", _page(sections, preface, title).encode())
+
+
+def write_results(path: Path, content: Mapping[str, Any]) -> None:
+    """Write figures as JSON, one line per run, row or comparison."""
+    write_bytes(path, (_json(content, 2) + "\n").encode())
+
+
+def _json(content: Any, levels: int) -> str:
+    """Encode content, with a line per entry of the first few levels."""
+    if not levels or not content or not isinstance(content, dict | list):
+        return json.dumps(content)
+    if isinstance(content, list):
+        return "[\n" + ",\n".join(_json(entry, levels - 1) for entry in content) + "\n]"
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {_json(entry, levels - 1)}" for key, entry in content.items()) + "\n}"
 
 
 def _markdown(sections: Sequence[Section], preface: Sequence[str], title: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 
 from lrrn.datasets import DataError
-from lrrn.runtime.storage import write_bytes
 from lrrn.studies.common import report
 from lrrn.studies.common.pool import carry_out
 from lrrn.studies.common.runs import DATA, DECAYS, FULL, QUICK, Run, finished, test_data, training_data, undisturbed
@@ -154,7 +152,7 @@ def reproduce(
         "not run": {run.name: reason for run, reason in reasons.items()},
         "runs": {actual[run].name: result for run, result in by_run.items()},
     }
-    write_bytes(Path(output) / "results.json", (json.dumps(content, indent=1) + "\n").encode())
+    report.write_results(Path(output) / "results.json", content)
     return Reproduction(sections, {run.name: reason for run, reason in failed.items()}, seconds)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -14,7 +13,6 @@ from typing import Any, final
 
 import torch
 
-from lrrn.runtime.storage import write_bytes
 from lrrn.studies.common import report
 from lrrn.studies.common.pool import in_processes
 from lrrn.studies.common.runs import DATA
@@ -231,4 +229,4 @@ def _write_json(
         "not run": {row.name: reason for row, reason in reasons.items()},
         "rows": {row.name: {"title": row.title, **result} for row, result in results.items()},
     }
-    write_bytes(output / FILE, (json.dumps(content, indent=1) + "\n").encode())
+    report.write_results(output / FILE, content)
