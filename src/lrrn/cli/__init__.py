@@ -1,5 +1,5 @@
 """The command line: parse, call, print."""
 
-from lrrn.cli.commands import app
+from lrrn.cli.main import app
 
 __all__ = ["app"]

@@ -1,0 +1,27 @@
+"""The application: logging, and the list of commands. Their modules import what is slow to import inside the commands."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from lrrn.cli.evaluate import attack, certify, evaluate
+from lrrn.cli.studies import bench, reproduce
+from lrrn.cli.tour import demo, explore, info
+from lrrn.cli.train import train
+
+app = typer.Typer(
+    help="Lifted regression/reconstruction networks: prediction, certified radius and energy from one convex model.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for command in (demo, train, evaluate, certify, attack, reproduce, bench, explore, info):
+    app.command()(command)
+
+
+@app.callback()
+def main(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the library decides.")] = False) -> None:
+    """Set up logging for every command."""
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, format="%(name)s: %(message)s")

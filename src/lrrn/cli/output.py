@@ -1,0 +1,131 @@
+"""What commands write: tables on the terminal, JSON files, pages, and errors as messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+
+    from lrrn.reports.audit import Audit
+    from lrrn.reports.evaluation import Evaluation
+    from lrrn.studies.common.sections import Section
+
+console = Console()
+
+
+@contextmanager
+def errors_explained(checkpoint: Path | None = None) -> Iterator[None]:
+    """Turn errors that users can solve into a message, and say after Ctrl-C how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if checkpoint is not None and checkpoint.exists():
+            typer.echo(f"stopped; the same command with --resume continues from {checkpoint}", err=True)
+        raise typer.Exit(130) from None
+    except (ValueError, ArithmeticError, OSError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch reports a lack of memory this way
+            raise
+        typer.echo(f"Error: not enough memory ({error}); take a smaller --hidden or --batch-size, or less data", err=True)
+        raise typer.Exit(1) from error
+
+
+def writable(path: Any, make_folder: bool = False) -> Any:
+    """Return a path, refused before any work is done if it cannot be written; make its folder if asked to."""
+    if path is None:
+        return None
+    from lrrn.runtime.storage import check_writable
+
+    try:
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(path)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    return path
+
+
+def check_distinct(reads: tuple[str | Path | None, ...], *writes: Path | None) -> None:
+    """Refuse to overwrite a file that the same command reads, or to write two results to one file."""
+    known = {Path(path).resolve(): path for path in reads if path is not None and Path(path).is_file()}
+    for path in writes:
+        if path is None or (path.exists() and not path.is_file()):  # devices such as /dev/null may be named twice
+            continue
+        other = known.setdefault(path.resolve(), path)
+        if other is not path:
+            raise typer.BadParameter(f"{path} would be written over {other}, which this command uses too; give it another name")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all."""
+    from lrrn.runtime.storage import write_bytes
+
+    with errors_explained():
+        write_bytes(path, text.encode())
+
+
+def write_json(path: Path | None, content: dict[str, Any]) -> None:
+    """Write a JSON file if one is asked for."""
+    if path is not None:
+        write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def show_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    first: JustifyMethod = "left",
+    others: JustifyMethod = "left",
+) -> None:
+    """Print a table, the first column and the others aligned as told."""
+    table = Table(title=title)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify=others if index else first)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def show_comparisons(sections: Sequence[Section]) -> None:
+    """Print the comparisons of a report, and what there is to remark on them."""
+    for section in sections:
+        if section.comparisons:
+            show_table(section.title, section.columns, [comparison.cells() for comparison in section.comparisons])
+            for remark in section.remarks():
+                console.print(remark, highlight=False)
+
+
+def publish(
+    title: str, results: list[Evaluation], json_file: Path | None, page: Path | None, image_shape: tuple[int, int] | None
+) -> None:
+    """Print evaluations, and write them to the files asked for."""
+    from lrrn.reports.evaluation import as_page, as_table
+
+    show_table(title, *as_table(results), others="right")
+    write_json(json_file, {"title": title, "models": [result.as_json() for result in results]})
+    if page is not None:
+        write_text(page, as_page(title, results, image_shape))
+        console.print(f"charts and filters: {page}")
+
+
+def publish_audit(title: str, audit: Audit, json_file: Path | None, page: Path | None, samples: Path | None = None) -> None:
+    """Print an audit, and write it to the files asked for."""
+    from lrrn.reports.audit import as_page, as_table, summary
+
+    show_table(title, *as_table(audit), first="right", others="right")
+    console.print(summary(audit))
+    write_json(json_file, {"title": title, **audit.as_json(samples is None)})
+    if page is not None:
+        write_text(page, as_page(title, audit))
+        console.print(f"chart: {page}")

@@ -1,0 +1,84 @@
+"""Commands to begin with, which need no file: demo, explore, info."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Column, Table
+
+from lrrn.cli.inputs import device_name, height_and_width, open_data
+from lrrn.cli.options import Device, ImageShape, JsonFile, PageFile, Root, Seed, Target
+from lrrn.cli.output import check_distinct, console, errors_explained, publish, writable, write_json
+
+
+def demo(
+    seed: Seed = 0,
+    device: Device = "auto",
+    json_file: JsonFile = None,
+    page: PageFile = Path("out/demo.html"),
+) -> None:
+    """Train two classifiers and an energy model on handwritten digits: less than a minute, without a network connection."""
+    from lrrn.cli.demo import IMAGE_SHAPE, run
+
+    json_file, page = writable(json_file), writable(page, make_folder=True)
+    check_distinct((), json_file, page)
+    with errors_explained():
+        results = run(seed=seed, device=device_name(device), verbose=True)
+    publish("Digits, a quarter held out", results, json_file, page, IMAGE_SHAPE)
+
+
+def explore(
+    model: Annotated[
+        Path | None, typer.Argument(help="A saved classifier or energy model of images.", metavar="[MODEL]")
+    ] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option(help="Held-out data to compare with, instead of the samples in the file: digits, mnist, ..., a file."),
+    ] = None,
+    target: Target = None,
+    root: Root = None,
+    image: ImageShape = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but the default can be reached from other machines.")
+    ] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any free one.", min=0, max=65535)] = None,
+    show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json_file: JsonFile = None,
+) -> None:
+    """Explore a model in the browser; without MODEL, a small one that is trained on handwritten digits first."""
+    from lrrn.explore import check_installed
+
+    with errors_explained():
+        check_installed()
+        from lrrn.explore.launch import run
+        from lrrn.explore.opening import MOST_SAMPLES
+
+        json_file, shape = writable(json_file), None if image is None else height_and_width(image)
+        data = None
+        if samples is not None:
+            data = (samples, *open_data(samples, "test", root, target).first(MOST_SAMPLES).everything())
+        where = device_name(device)
+        run(model, data, shape, where, seed, host, port, show, console.print, lambda found: write_json(json_file, found))
+
+
+def info(
+    root: Root = None,
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="Where to try the solvers: auto (all devices), cpu or cuda.")] = "auto",
+    json_file: JsonFile = None,
+) -> None:
+    """Show versions, devices, solvers, data found and the thread policy."""
+    from lrrn.cli.info import as_rows, gather
+
+    json_file = writable(json_file)
+    with errors_explained():
+        report = gather(root, device if device == "auto" else device_name(device))
+    table = Table("section", "name", Column(overflow="fold"), box=None, show_header=False, padding=(0, 2, 0, 0))
+    for row in as_rows(report):
+        table.add_row(*row)
+    console.print(table)
+    write_json(json_file, report)
