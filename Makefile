@@ -137,12 +137,12 @@ reproduce: .venv/.package
 
 record: .venv-bench/.bench
 	for data in mnist fashion_mnist; do \
-		.venv-bench/bin/lrrn reproduce record --dataset $$data --device auto --output docs/record/$$data || exit 1; \
+		.venv-bench/bin/lrrn record $$data --device auto --output docs/record/$$data || exit 1; \
 	done
 
 reproduce-quick: .venv/.package
 	.venv/bin/lrrn reproduce all --quick --no-download
-	.venv/bin/lrrn reproduce record --dataset mnist --quick --no-download --rows wide,logistic,prototypes
+	.venv/bin/lrrn record mnist --quick --no-download --rows wide,logistic,prototypes
 
 clean:
 	rm -rf .venv .venv-bench .venv-docs .venv-oldest .venv-pcx docs/_build docs/api docs/pictures

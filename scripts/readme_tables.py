@@ -89,7 +89,7 @@ def _record(data: str, name: str) -> str:
         cells.append(f"{fmean(one['median'] for one in best):.2f}")
         rows.append([f"**{title}**" if title.startswith("lrrn") else title, *cells])
     columns = [f"{name}, certified accuracy", "clean", *(f"at {size}" for size in sizes), "median radius"]
-    return f"{table(columns, rows)}\n\n{source(f'lrrn reproduce record --dataset {data}', path)}"
+    return f"{table(columns, rows)}\n\n{source(f'lrrn record {data}', path)}"
 
 
 def tight() -> str:

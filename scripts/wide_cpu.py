@@ -1,6 +1,6 @@
 """Trained wide layers on the CPU: their adjoints by conjugate gradients and by coordinate descent, and a step of training.
 
-Takes models that ``lrrn reproduce record --rows wide`` left in its folder. Every adjoint is compared with a solve in float64 to
+Takes models that ``lrrn record DATASET --rows wide`` left in its folder. Every adjoint is compared with a solve in float64 to
 1e-9. Steps of training are those of the model's own recipe, at a rate so small that the weights stay where they are.
 """
 

@@ -472,7 +472,7 @@ def test_the_report_compares_means_over_seeds_with_targets_and_baselines():
 def test_the_command_reports_on_rows_from_anywhere(root, tmp_path, monkeypatch):
     monkeypatch.setattr(record_module, "QUICK", TINY)
     places = ["--work", str(tmp_path / "work"), "--output", str(tmp_path / "out"), "--json", str(tmp_path / "r.json")]
-    command = ["reproduce", "record", "--dataset", "mnist", "--quick", "--no-download", "--data", str(root), *places]
+    command = ["record", "mnist", "--quick", "--no-download", "--data", str(root), *places]
     first = CliRunner().invoke(app, [*command, "--images", "3", "--stages", "train,certify,attack", "--rows", "logistic"])
     assert first.exit_code == 0, first.output
     content = json.loads((tmp_path / "r.json").read_text())
@@ -622,7 +622,7 @@ def test_damaged_results_are_refused_before_any_work(path, value, root, places):
 def test_what_is_no_record_is_refused_before_any_work(content, root, places):
     work, output = places
     (output / "results.json").write_bytes(content)
-    kept_as_it_is(root, work, output, "(is damaged|was not written by lrrn reproduce record).*; move it away or choose another")
+    kept_as_it_is(root, work, output, "(is damaged|was not written by lrrn record).*; move it away or choose another")
 
 
 def test_the_committed_record_is_taken_over_whole(tmp_path):
@@ -667,11 +667,13 @@ def test_bad_requests_are_refused_before_any_work(root, tmp_path):
     with pytest.raises(datasets.DataError, match="there is neither train-images"):
         record("kmnist", tmp_path / "w", tmp_path / "o", root=root, download=False)
     for command, message in (
-        (["record"], "record needs --dataset"),
-        (["record", "--dataset", "cifar"], "there is no record on 'cifar'"),
-        (["table1", "--dataset", "mnist"], "--dataset belongs to lrrn reproduce record, not to"),
+        (["record"], "Missing argument 'DATASET'"),
+        (["record", "cifar"], "there is no record on 'cifar'"),
+        (["record", "mnist", "--stages", "paint"], "unknown stage 'paint'"),
+        (["reproduce", "record"], "the record is a command of its own: lrrn record DATASET"),
+        (["reproduce", "table1", "--rows", "wide"], "No such option: --rows"),
     ):
-        refused = CliRunner().invoke(app, ["reproduce", *command, "--work", str(tmp_path / "w")])
+        refused = CliRunner().invoke(app, [*command, "--work", str(tmp_path / "w")], terminal_width=200)
         assert refused.exit_code != 0 and message in " ".join(refused.output.split())
     assert not (tmp_path / "w").exists() or not list((tmp_path / "w").rglob("training.json"))
     assert scores.GRID[0] == 0 and STAGES[0] == "train"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lrrn.cli.evaluate import attack, certify, evaluate
-from lrrn.cli.studies import bench, reproduce
+from lrrn.cli.studies import bench, record, reproduce
 from lrrn.cli.tour import demo, explore, info
 from lrrn.cli.train import train
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (demo, train, evaluate, certify, attack, reproduce, bench, explore, info):
+for command in (demo, train, evaluate, certify, attack, reproduce, record, bench, explore, info):
     app.command()(command)
 
 

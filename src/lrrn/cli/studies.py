@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from lrrn.cli.inputs import device_name
-from lrrn.cli.options import Device, JsonFile, Root, Seed
+from lrrn.cli.options import Device, Download, Jobs, JsonFile, Quick, ReportOnly, Root, Seed, Work
 from lrrn.cli.output import (
     check_distinct,
     console,
@@ -23,62 +23,88 @@ from lrrn.cli.output import (
 
 
 def reproduce(
-    item: Annotated[str, typer.Argument(help="table1, table2, table3, learning-curves, pretraining, filters, all; or record.")],
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke run of minutes on a part of the data.")] = False,
+    item: Annotated[
+        str, typer.Argument(help="table1, table2, table3, learning-curves, pretraining, filters, or all.", metavar="ITEM")
+    ],
+    quick: Quick = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report, the results and the figures.")] = Path(
         "out/reproduction"
     ),
-    work: Annotated[Path, typer.Option(help="Folder for models and checkpoints; what is there is not done again.")] = Path(
-        "out/runs"
-    ),
-    jobs: Annotated[
-        int | None,
-        typer.Option(help="Runs at a time, on a GPU those measured; one for each core if not given.", min=1),
-    ] = None,
+    work: Work = Path("out/runs"),
+    jobs: Jobs = None,
     root: Root = None,
-    download: Annotated[bool, typer.Option(help="Fetch data that is missing.")] = True,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Report on what is finished; start nothing.")] = False,
+    download: Download = True,
+    report_only: ReportOnly = False,
     seed: Seed = 0,
-    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     json_file: JsonFile = None,
-    dataset: Annotated[str | None, typer.Option(help="Record: mnist, fashion_mnist, kmnist or kmnist_7011.")] = None,
-    rows: Annotated[str | None, typer.Option(help="Record: which to carry out, such as wide,logistic or wide:1.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Record: seeds of whatever is random; 3 if not given.", min=1)] = None,
-    stages: Annotated[str | None, typer.Option(help="Record: some of train,certify,shared,local,attack,autoattack.")] = None,
-    images: Annotated[int | None, typer.Option(help="Record: images for local radii and attacks; 1000.", min=0)] = None,
-    autoattack: Annotated[int | None, typer.Option(help="Record: images for AutoAttack; 100.", min=0)] = None,
-    budget: Annotated[float | None, typer.Option(help="Record: seconds after which no more images are begun.")] = None,
-    validation: Annotated[bool, typer.Option("--validation", help="Record: on held-out training images.")] = False,
 ) -> None:
-    """Make the paper's tables and figures from data and compare. Interrupt it at any time: the same command continues.
-
-    The record trains, certifies and attacks our widest networks and baselines on one data set.
-    """
+    """Reproduce the paper's tables and figures and compare. It may be interrupted: the same command continues."""
     from lrrn.studies.common.report import summary
     from lrrn.studies.paper import reproduce as run
 
-    json_file = writable(json_file)
-    of_record = {
-        "dataset": dataset, "rows": rows, "seeds": seeds, "stages": stages, "images": images, "autoattack": autoattack,
-        "budget": budget, "validation": validation or None,
-    }  # fmt: skip
-    given = {name: value for name, value in of_record.items() if value is not None}
     if item == "record":
-        common = {"quick": quick, "jobs": jobs, "root": root, "download": download, "report_only": report_only, "seed": seed}
-        _record(given, work, output, json_file, {**common, "device": device_name(device)})
-        return
-    if given:
-        raise typer.BadParameter(f"--{next(iter(given))} belongs to lrrn reproduce record, not to {item}")
+        raise typer.BadParameter("the record is a command of its own: lrrn record DATASET")
+    json_file = writable(json_file)
     with errors_explained():
         options: dict[str, Any] = {"root": root, "seed": seed, "device": device_name(device), "download": download}
         done = run(item, work, output, quick=quick, jobs=jobs, report_only=report_only, **options)
     show_comparisons(done.sections)
     console.print(f"{summary(done.sections)} {done.seconds:.0f} s. The report is {output / 'report.html'}.")
     write_json(json_file, json.loads((output / "results.json").read_text()))
-    if done.failed:
-        for name, reason in done.failed.items():
-            typer.echo(f"Error: the run {name} failed: {reason}", err=True)
-        raise typer.Exit(1)
+    _exit_if_any([f"the run {name} failed: {reason}" for name, reason in done.failed.items()])
+
+
+def record(
+    dataset: Annotated[str, typer.Argument(help="mnist, fashion_mnist, kmnist or kmnist_7011.", metavar="DATASET")],
+    rows: Annotated[
+        str | None, typer.Option(help="Rows to measure, such as wide,logistic or wide:1; all if not given.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds for every row with random numbers.", min=1)] = 3,
+    stages: Annotated[
+        str | None, typer.Option(help="Some of train,certify,shared,local,attack,autoattack; all if not given.")
+    ] = None,
+    images: Annotated[
+        int | None, typer.Option(help="Number of images for local radii and attacks; 1000 if not given.", min=0)
+    ] = None,
+    autoattack: Annotated[int | None, typer.Option(help="Number of images for AutoAttack; 100 if not given.", min=0)] = None,
+    budget: Annotated[float | None, typer.Option(help="Seconds after which no further images are begun.")] = None,
+    validation: Annotated[
+        bool, typer.Option("--validation", help="Train on five sixths of the training images and measure on the rest.")
+    ] = False,
+    quick: Quick = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder for the report, the results and the figures; out/record/DATASET if not given."
+        ),
+    ] = None,
+    work: Work = Path("out/runs"),
+    jobs: Jobs = None,
+    root: Root = None,
+    download: Download = True,
+    report_only: ReportOnly = False,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json_file: JsonFile = None,
+) -> None:
+    """Train, certify and attack wide networks and baselines on one data set. If interrupted, the same command continues."""
+    from lrrn.studies.record.record import record as run
+    from lrrn.studies.record.stages import STAGES
+
+    json_file = writable(json_file)
+    output = output or Path("out/record") / (dataset + "-validation" * validation)
+    options: dict[str, Any] = {"quick": quick, "jobs": jobs, "root": root, "download": download, "report_only": report_only}
+    options |= {"rows": None if rows is None else rows.split(","), "stages": STAGES if stages is None else stages.split(",")}
+    options |= {"seed": seed, "seeds": seeds, "budget": budget, "validation": validation, "device": device_name(device)}
+    with errors_explained():
+        done = run(dataset, work, output, n_images=images, n_autoattack=autoattack, **options)
+    show_table("Accuracy in per cent: clean, and certified by norm of the perturbation; median radius", *done.table)
+    show_comparisons(done.sections)
+    console.print(f"{done.seconds:.0f} s. The report is {output / 'report.html'}.")
+    write_json(json_file, json.loads((output / "results.json").read_text()))
+    contradictions = [f"an attack contradicts a certificate, which is a bug: {what}" for what in done.disagreements]
+    _exit_if_any([f"the row {name} failed: {reason}" for name, reason in done.failed.items()] + contradictions)
 
 
 def bench(
@@ -138,27 +164,9 @@ def bench(
         console.print(f"tables and charts: {page}")
 
 
-def _record(given: dict[str, Any], work: Path, output: Path, json_file: Path | None, options: dict[str, Any]) -> None:
-    """Carry out lrrn reproduce record."""
-    from lrrn.studies.record.record import record
-
-    if "dataset" not in given:
-        raise typer.BadParameter("record needs --dataset: mnist, fashion_mnist, kmnist or kmnist_7011")
-    names = {"images": "n_images", "autoattack": "n_autoattack"}
-    data = given.pop("dataset")
-    changes = {names.get(name, name): value for name, value in given.items()}
-    changes |= {name: changes[name].split(",") for name in ("rows", "stages") if name in changes}
-    if output == Path("out/reproduction"):  # the default, which is the paper's
-        output = Path("out/record") / (data + "-validation" * ("validation" in given))
-    with errors_explained():
-        done = record(data, work, output, **options, **changes)
-    show_table("Accuracy in per cent: clean, and certified by norm of the perturbation; median radius", *done.table)
-    show_comparisons(done.sections)
-    console.print(f"{done.seconds:.0f} s. The report is {output / 'report.html'}.")
-    write_json(json_file, json.loads((output / "results.json").read_text()))
-    for name, reason in done.failed.items():
-        typer.echo(f"Error: the row {name} failed: {reason}", err=True)
-    for what in done.disagreements:
-        typer.echo(f"Error: an attack contradicts a certificate, which is a bug: {what}", err=True)
-    if done.failed or done.disagreements:
+def _exit_if_any(errors: list[str]) -> None:
+    """End with status 1 if there are errors, and print them."""
+    for error in errors:
+        typer.echo(f"Error: {error}", err=True)
+    if errors:
         raise typer.Exit(1)

@@ -46,7 +46,7 @@ def earlier(output: Path, data: str, extent: Extent) -> dict[Row, dict[str, Any]
     try:
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict) or content.get("item") != ITEM:
-            raise FileFormatError(f"{path} was not written by lrrn reproduce record, {_REMEDY}")
+            raise FileFormatError(f"{path} was not written by lrrn record, {_REMEDY}")
         about = content["data"], Extent(**content["extent"])
         if about == (data, extent):
             return _rows(content["rows"], data, extent)

@@ -1,6 +1,6 @@
 """The recipes of the record: what each row is trained with, ours and the baselines', all of them chosen on a validation split.
 
-``lrrn reproduce record --validation`` trains on the first five sixths of the training images and measures on the rest; no
+``lrrn record DATASET --validation`` trains on the first five sixths of the training images and measures on the rest; no
 figure here was chosen by looking at test images.
 """
 

@@ -149,7 +149,7 @@ def record(
     failed: dict[Row, str] = {}
     if not report_only:
         images(data, extent, root, download)  # all data is looked at before any work is done
-        jobs = jobs or (1 if device == "cuda" else os.cpu_count() or 1)
+        jobs = jobs or (1 if device.startswith("cuda") else os.cpu_count() or 1)
         # baselines are quick to train and are needed whatever comes of ours, so the order is that of the table
         arguments = (root, device, download, effort)
         failed = in_processes(
@@ -190,7 +190,7 @@ def _title(data: str, extent: Extent) -> str:
 def _preface(data: str, extent: Extent, results: dict[Row, dict[str, Any]], taken_over: Sequence[Row]) -> list[str]:
     options = f"{' --validation' if extent.validation else ''}{' --quick' if extent.quick else ''}"
     text = [
-        f"Made by `lrrn reproduce record --dataset {data}{options}`: {len(results)} training runs.",
+        f"Made by `lrrn record {data}{options}`: {len(results)} training runs.",
         "Recipes were chosen on a validation split, trained on the first five sixths of the training images and measured on "
         "the last sixth (`--validation`), or are those that a baseline's authors published. Test images played no part in it.",
     ]

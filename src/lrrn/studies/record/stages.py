@@ -208,8 +208,8 @@ def _train(row: Row, folder: Path, X: Array, y: Array, n_tests: int, device: str
 
 def device_name(device: str) -> str:
     """Return what a device is called by its maker."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
     return platform.processor() or platform.machine()
 
 
@@ -250,7 +250,7 @@ def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, 
     """Go on from the first image that is not done, a few at a time, and keep what there is now and then."""
     values, facts = kept(folder, name)
     chunk = CHUNKS.get(name.removeprefix("radii-"), CHUNKS["certify"])
-    chunk = MANY if device == "cuda" and name in (ATTACK, AUTOATTACK) else chunk
+    chunk = MANY if device.startswith("cuda") and name in (ATTACK, AUTOATTACK) else chunk
     saved = time.monotonic()
     done = len(values)
     while len(values) < n and not effort.is_over:
