@@ -12,40 +12,56 @@ import fuzz_inputs as inputs
 from fuzz_inputs import Chance
 from fuzz_targets import Target, Undocumented, models, npy_of, table
 from lrrn.cli import app
+from lrrn.cli.parameters import PARAMETERS
 
 STRANGE = (
     "", " ", "-1", "0", "nan", "inf", "1e999", "x", "é", "\ud800", "²", "1,2", ",", "9" * 30, "--", "-", "/", "..", "a b", "%s",
     "{0}", "\n", "[red]", "[/]",
 )  # fmt: skip
 COMMON = "--seed --device --json --page"
+STUDY = "--quick --output --work --jobs --data --no-download --report-only --seed --device --json"
+TABLE = [parameter for group in PARAMETERS.values() for parameter in group]
 OPTIONS = {
-    "train": "--model --objective --output --overwrite --hidden --epochs --batch-size --learning-rate --optimizer --target "
-    "--weight-decay --pretrain-epochs --standardize --test-share --data --checkpoint --resume --log --eps --image " + COMMON,
+    "train": "--model --output --overwrite --target --test-share --data --checkpoint --resume --log --eps --image "
+    f"{' '.join(parameter.option for parameter in TABLE)} {COMMON}",
     "evaluate": "--target --data --split --eps --image --samples " + COMMON,
     "certify": "--target --data --split --eps --limit --method --samples " + COMMON,
     "attack": "--target --data --split --eps --limit --method --steps --restarts --clip " + COMMON,
     "demo": COMMON,
     "bench": "--suite --quick --repeats --samples --rows --model --data --update " + COMMON,
-    "reproduce": "--quick --output --work --jobs --data --no-download --report-only --seed --device --json --dataset --rows "
-    "--seeds --stages --images --autoattack --budget --validation",
+    "reproduce": STUDY,
+    "record": "--rows --seeds --stages --images --autoattack --budget --validation " + STUDY,
     "explore": "--samples --target --data --image --host --port --no-open --seed --device --json",
     "info": "--seed --device",
 }
 """The options of every command, but those of ``info`` that look at all of the machine's data."""
-FLAGS = "--overwrite --standardize --resume --quick --update --no-download --report-only --validation --no-open".split()
+FLAGS = "--overwrite --resume --quick --update --no-download --report-only --validation --no-open".split()
+FLAGS += [parameter.option for parameter in TABLE if parameter.type is bool]
 PLACES = "--json --page --log --checkpoint --samples --output --work --data".split()
-LABOUR = "--epochs --pretrain-epochs --steps --restarts --limit --batch-size".split()
+LABOUR = "--epochs --pretrain-epochs --steps --restarts --limit --batch-size --max-sweeps".split()
 """A large number here asks for long work, and gets it."""
 VALUES = {
     "--model": "classifier regressor energy",
     "--objective": "contrastive margin squared_error class_energy semi_supervised cross_entropy",
-    "--hidden": "4 3,3 4, 0 -3 1000000000 1e3 4;4",
+    "--hidden-sizes": "4 3,3 4, 0 -3 1000000000 1e3 4;4",
+    "--beta": "1 1,0 0.5,0.5,0 -1 nan",
+    "--gamma": "0.125 0 1 -1 nan 1e300",
+    "--constraint": "free nonneg box 0,1 1,0 0,inf nan,1 1,2,3",
+    "--init": "glorot orthogonal uniform",
+    "--dtype": "float32 float64 float16",
+    "--schedule": "none cosine one_cycle",
+    "--margin": "0.3 0.1,0.5 1,2,3 nan -1",
+    "--temperature": "0.1 0.5,0.1 0 nan",
+    "--adversarial-eps": "0.1 0,0.1 -1 nan",
+    "--class-weight": "balanced a=1,b=2 a=0,b=0 a=-1,b=nan c=1 =1",
+    "--on-failure": "warn raise",
     "--epochs": "1 2",
     "--batch-size": "1 4 100",
     "--learning-rate": "0.1 1e-3 0 1e300",
     "--optimizer": "sgd adam adamw",
     "--weight-decay": "0 1e-3",
     "--pretrain-epochs": "0 1",
+    "--max-sweeps": "1 100",
     "--test-share": "0.25 0.01 0.9 1",
     "--target": "none label 0 2 -1",
     "--eps": "0.1 0.1,0.2 -1 nan 1e308",
@@ -59,7 +75,6 @@ VALUES = {
     "--clip": "0,1 1,0 0",
     "--seed": "0 1 -5 4294967296 18446744073709551616",
     "--suite": "solve all",
-    "--dataset": "mnist kmnist_7011",
     "--port": "0 80 70000",
     "--host": "127.0.0.1 nowhere",
     "--rows": "wide logistic:2",
@@ -112,6 +127,8 @@ class Arguments(Target):
             given.append(self.table(chance))
         if command == "reproduce":
             given.append(chance.choice(["table1", "all", "record", "tables"]))
+        if command == "record":
+            given.append(chance.choice(["mnist", "kmnist_7011", "tables"]))
         known = OPTIONS[command].split()
         for name in chance.sample(known, min(len(known), chance.choice([0, 1, 1, 2, 3, 5]))):
             given += [name] if name in FLAGS else [name, self.value(name, chance)]

@@ -10,12 +10,16 @@ import time
 import numpy as np
 import pytest
 import torch
+import typer
 from sklearn.datasets import load_diabetes, load_iris
 from typer.testing import CliRunner
 
 import lrrn
 from lrrn.cli import app
+from lrrn.cli.inputs import device_name
+from lrrn.cli.parameters import NOT_OPTIONS, PARAMETERS
 from lrrn.persistence.serialization import load_reference
+from lrrn.runtime.devices import choose_device
 
 runner = CliRunner()
 
@@ -43,7 +47,7 @@ def iris(tmp_path):
 
 
 def test_help_names_every_command_and_option():
-    commands = ("demo", "train", "evaluate", "certify", "attack", "reproduce", "bench", "explore", "info")
+    commands = ("demo", "train", "evaluate", "certify", "attack", "reproduce", "record", "bench", "explore", "info")
     assert set(commands) <= set(runner.invoke(app, ["--help"]).output.split())
     for command in commands:
         output = runner.invoke(app, [command, "--help"], terminal_width=200).output
@@ -100,6 +104,67 @@ def test_an_npz_file_for_a_regressor_and_an_energy_model(tmp_path):
     run("evaluate", tmp_path / "e.safetensors", data)
 
 
+ESTIMATORS = {"classifier": lrrn.LRRNClassifier, "regressor": lrrn.LRRNRegressor, "energy": lrrn.LRRNEnergyModel}
+
+
+def test_every_parameter_of_the_estimators_is_an_option_of_train():
+    known = {name for estimator in ESTIMATORS.values() for name in estimator().get_params()}
+    command = typer.main.get_command(app).commands["train"]
+    options = {option for argument in command.params for option in argument.opts}
+    missing = {name for name in known if "--" + name.replace("_", "-") not in options}
+    assert missing == set(NOT_OPTIONS)
+    assert {parameter.name for group in PARAMETERS.values() for parameter in group} <= known
+    assert {"--hidden", "--seed"} <= options  # shorter names
+
+
+def test_parameters_reach_the_estimator(tmp_path):
+    model, data = tmp_path / "m.safetensors", tmp_path / "d.npz"
+    X, y = lrrn.datasets.load("digits", "test")
+    np.savez(data, X=X[:200], y=y[:200])
+    given = {
+        "hidden_sizes": "6,5", "objective": "margin", "beta": "1,0.5,0", "gamma": "0.25", "constraint": "0,2",
+        "init": "uniform", "optimizer": "adamw", "schedule": "none", "decoupled_weight_decay": "0.001", "margin": "0.2,0.4",
+        "temperature": "0.2", "adversarial_eps": "0.01", "max_weight_norm": "3",
+        "class_weight": ",".join(f"{label}=1.5" for label in range(10)),
+        "n_iter_no_change": "3", "validation_fraction": "0.2", "max_sweeps": "500", "tol": "0.001", "on_failure": "raise",
+        "dtype": "float64", "shifts": "1", "epochs": "1", "random_state": "7",
+    }  # fmt: skip
+    options = [text for name, value in given.items() for text in ("--" + name.replace("_", "-"), value)]
+    run("train", data, *options, "--early-stopping", "--no-reuse-activations", "--standardize", "-o", model)
+    found = lrrn.load(model).get_params()
+    wanted = {
+        "hidden_sizes": (6, 5), "objective": "margin", "beta": (1.0, 0.5, 0.0), "gamma": 0.25, "constraint": (0.0, 2.0),
+        "init": "uniform", "optimizer": "adamw", "schedule": None, "decoupled_weight_decay": 0.001, "margin": (0.2, 0.4),
+        "temperature": 0.2, "adversarial_eps": 0.01, "max_weight_norm": 3.0, "class_weight": dict.fromkeys(range(10), 1.5),
+        "n_iter_no_change": 3, "validation_fraction": 0.2, "max_sweeps": 500, "tol": 0.001, "on_failure": "raise",
+        "dtype": "float64", "shifts": 1, "epochs": 1, "random_state": 7, "early_stopping": True, "reuse_activations": False,
+        "standardize": True,
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_parameters_not_given_keep_the_estimators_defaults(tmp_path, kind):
+    model = tmp_path / "m.safetensors"
+    run("train", "digits", "--model", kind, "--epochs", 1, "-o", model)
+    changed = {"epochs": 1, "random_state": 0, "device": "cpu", "verbose": 1}
+    found, defaults = lrrn.load(model).get_params(), ESTIMATORS[kind]().get_params()
+    different = {name for name, value in defaults.items() if found[name] != value}
+    assert different <= set(changed)
+
+
+def test_devices_are_those_of_the_library(monkeypatch):
+    assert device_name("cpu") == "cpu" and device_name("auto") == str(choose_device("auto"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [device_name(name) for name in ("auto", "cuda", "cuda:1")] == ["cuda", "cuda", "cuda:1"]
+    for name in ("cuda:2", "cuda:x", "gpu"):
+        with pytest.raises(ValueError, match=f"device {name!r}"):
+            choose_device(name)
+        with pytest.raises(typer.BadParameter, match=f"device {name!r}"):
+            device_name(name)
+
+
 def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_does(tmp_path):
     command = [sys.executable, "-m", "lrrn", "train", "digits", "--epochs", "12", "--batch-size", "2", "--optimizer", "sgd"]
     command += ["--learning-rate", "0.05"]
@@ -122,15 +187,20 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_doe
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demo", "--device", "tpu"], "unknown device 'tpu'; use auto, cpu or cuda"),
+        (["demo", "--device", "tpu"], "unknown device 'tpu'; use 'auto', 'cpu' or 'cuda'"),
         (["demo", "--json", "/no/such/folder/out.json"], "the folder /no/such/folder does not exist; make it first"),
         (["bench", "--device", "cuda"], "runs on the CPU so far"),
         (["bench", "--repeats", "0"], "--repeats"),
         (["bench", "--suite", "nap"], "unknown suite 'nap'; use solve, depth, grad, train, certify, scaling or all"),
         (["train", "cifar"], "unknown data 'cifar'; use one of digits, mnist"),
-        (["train", "digits", "--hidden", "64x64"], "--hidden should be numbers separated by commas; got '64x64'"),
+        (["train", "digits", "--hidden", "64x64"], "--hidden-sizes should be numbers separated by commas; got '64x64'"),
         (["train", "digits", "--resume"], "--resume needs --checkpoint"),
         (["train", "digits", "--model", "regressor", "--pretrain-epochs", "2"], "--pretrain-epochs does not apply to"),
+        (["train", "digits", "--model", "energy", "--objective", "margin"], "--objective does not apply to --model energy"),
+        (["train", "digits", "--contamination", "0.2"], "--contamination does not apply to --model classifier"),
+        (["train", "digits", "--margin", "1,2,3"], "--margin should be a number, or two separated by a comma; got '1,2,3'"),
+        (["train", "digits", "--class-weight", "2,3"], "--class-weight should be balanced, or LABEL=WEIGHT,LABEL=WEIGHT"),
+        (["train", "digits", "--eps", "-1"], "--eps needs sizes of at least 0"),
         (["train", "digits", "--image", "7x9"], "--image should be HEIGHTxWIDTH with 64 pixels"),
     ],
 )

@@ -43,12 +43,12 @@ def evaluate(
     from lrrn.reports import evaluation
     from lrrn.runtime.ranks import joined
 
+    sizes = perturbation_sizes(eps)
     json_file, page, samples = writable(json_file), writable(page), writable(samples)
     check_distinct((model, data, target), samples, json_file, page)
     with errors_explained(), joined(device_name(device)) as ranks:
         fitted, rows = load_fitted(model, data, split, root, target, device)
         shape = image_shape(data, image, rows.n_features)
-        sizes = perturbation_sizes(eps)
         result = evaluation.evaluate(model.name, fitted, rows, None, sizes, shape, None, None, seed, samples)
     if ranks.is_main:
         publish(f"{model.name} on {data}", [result], json_file, page, shape)
@@ -73,12 +73,13 @@ def certify(
     from lrrn.reports import audit
     from lrrn.runtime.ranks import joined
 
+    sizes = perturbation_sizes(eps)
     json_file, page, samples = writable(json_file), writable(page), writable(samples)
     check_distinct((model, data, target), samples, json_file, page)
     with errors_explained(), joined(device_name(device)) as ranks:
         classifier, rows = load_classifier(model, data, split, root, target, device, limit)
         # nothing here is random; --seed exists so that scripts can pass it to every command
-        result = audit.certify(model.name, classifier, rows, None, perturbation_sizes(eps), method, samples)
+        result = audit.certify(model.name, classifier, rows, None, sizes, method, samples)
     if ranks.is_main:
         publish_audit(f"{model.name} on {data}", result, json_file, page, samples)
 
@@ -103,6 +104,7 @@ def attack(
     """Attack a saved classifier and compare what the attacks find with its certificates."""
     from lrrn.reports import audit
 
+    sizes = perturbation_sizes(eps)
     json_file, page = writable(json_file), writable(page)
     check_distinct((model, data, target), json_file, page)
     box = None if clip is None else numbers(clip, float, "--clip")
@@ -113,7 +115,7 @@ def attack(
         X, y = rows.everything()
         assert y is not None
         options: dict[str, Any] = {"steps": steps, "restarts": restarts, "clip": box, "seed": seed}
-        result = audit.attack(model.name, classifier, X, y, perturbation_sizes(eps), method, **options)
+        result = audit.attack(model.name, classifier, X, y, sizes, method, **options)
     publish_audit(f"{model.name} on {data}", result, json_file, page)
     if len(result.refuted):
         typer.echo(

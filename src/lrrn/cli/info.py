@@ -51,7 +51,8 @@ def gather(root: str | os.PathLike[str] | None = None, device: str = "auto") -> 
     dict
         Sections by name, of what JSON can hold.
     """
-    wanted = [name for name in ("cpu", "cuda") if device in ("auto", name) and (name == "cpu" or torch.cuda.is_available())]
+    asked = ("cpu", "cuda") if device == "auto" else (device,)
+    wanted = [name for name in asked if name == "cpu" or torch.cuda.is_available()]
     return {
         "versions": _versions(),
         "extras": {extra: _missing(extra) for extra in EXTRAS},
@@ -101,7 +102,7 @@ def _requirements(extra: str | None) -> list[str]:
 def _missing(extra: str) -> str:
     needed = _requirements(extra)
     if not needed:
-        return "unknown to this installation; install the package anew"
+        return "unknown to this installation; install the package again"
     missing = [name for name in needed if _version(name) is None]
     return "installed" if not missing else f"needs {', '.join(missing)}: pip install 'lrrn[{extra}]'"
 

@@ -19,16 +19,13 @@ T = TypeVar("T")
 
 
 def device_name(name: str) -> str:
-    """Return the name of a device that exists here."""
-    import torch
+    """Return the name of a device that exists here; "auto" is replaced by what it stands for."""
+    from lrrn.runtime.devices import choose_device
 
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise typer.BadParameter(f"unknown device {name!r}; use auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("no CUDA device is available here; use --device cpu")
-    return name
+    try:
+        return str(choose_device(name))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def numbers(text: str, kind: Callable[[str], T], option: str) -> tuple[T, ...]:

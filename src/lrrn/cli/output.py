@@ -25,19 +25,21 @@ console = Console()
 @contextmanager
 def errors_explained(checkpoint: Path | None = None) -> Iterator[None]:
     """Turn errors that users can solve into a message, and say after Ctrl-C how to continue."""
+    from lrrn.network.solution import ConvergenceError
+
     try:
         yield
     except KeyboardInterrupt:
         if checkpoint is not None and checkpoint.exists():
             typer.echo(f"stopped; the same command with --resume continues from {checkpoint}", err=True)
         raise typer.Exit(130) from None
-    except (ValueError, ArithmeticError, OSError) as error:
+    except (ValueError, ArithmeticError, OSError, ConvergenceError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch reports a lack of memory this way
             raise
-        typer.echo(f"Error: not enough memory ({error}); take a smaller --hidden or --batch-size, or less data", err=True)
+        typer.echo(f"Error: not enough memory ({error}); take a smaller --hidden-sizes or --batch-size, or less data", err=True)
         raise typer.Exit(1) from error
 
 

@@ -3,55 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from lrrn.cli.inputs import device_name, image_shape, numbers, perturbation_sizes, train_and_test
-from lrrn.cli.options import Device, Eps, ImageShape, JsonFile, Kind, PageFile, Root, Seed, Source, Target
+from lrrn.cli.inputs import device_name, image_shape, perturbation_sizes, train_and_test
+from lrrn.cli.options import Device, Eps, ImageShape, JsonFile, Kind, PageFile, Root, Source, Target
 from lrrn.cli.output import check_distinct, console, errors_explained, publish, writable
-
-if TYPE_CHECKING:
-    from lrrn.reports.evaluation import Model
+from lrrn.cli.parameters import parsed, with_parameters
 
 
+@with_parameters
 def train(
     data: Source,
     kind: Annotated[Kind, typer.Option("--model", help="What to train.")] = Kind.classifier,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            help="Classifier: contrastive, margin, cross_entropy, squared_error, class_energy, semi_supervised. "
-            "Regressor: squared_error, contrastive."
-        ),
-    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the model.")] = Path("lrrn-model.safetensors"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model if it is there already.")] = False,
-    hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.")] = "64,64",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.", min=1)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples a step.", min=1)] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Step size.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="The paper's lambda on the output weights.")] = None,
-    pretrain_epochs: Annotated[int, typer.Option(help="Epochs without labels before those with (classifier).", min=0)] = 0,
-    standardize: Annotated[
-        bool | None,
-        typer.Option(help="Centre and scale the data; radii stay in their units. By default unless all values are in [0, 1]."),
-    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model if it exists already.")] = False,
     test_share: Annotated[float, typer.Option(help="Share of a file to hold out for the table.", min=0.01, max=0.9)] = 0.25,
     target: Target = None,
     root: Root = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Keep the state of the run here; Ctrl-C leaves it too.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Save the state of the run to this file, also on Ctrl-C.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint if it exists.")] = False,
-    log: Annotated[Path | None, typer.Option(help="Write one JSON record an epoch to this file.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Write one JSON record per epoch to this file.")] = None,
     eps: Eps = None,
     image: ImageShape = None,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option("--seed", "--random-state", help="Seed of all random numbers.")] = 0,
     device: Device = "auto",
     json_file: JsonFile = None,
     page: PageFile = None,
+    **parameters: Any,
 ) -> None:
-    """Train a model, save it, and show what it is worth on data it has not seen."""
+    """Train a model, save it, and evaluate it on held-out data.
+
+    Every parameter of the estimators is an option; those not given keep the estimator's defaults.
+    """
     import time
 
     from lrrn.datasets import NAMES
@@ -65,31 +50,21 @@ def train(
         raise typer.BadParameter(f"{output} exists already; give another --output, or --overwrite to replace it")
     if resume and checkpoint is None:
         raise typer.BadParameter("--resume needs --checkpoint to name the file to continue from")
-    options = {
-        "hidden_sizes": numbers(hidden, int, "--hidden"),
-        "objective": objective,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "optimizer": optimizer,
-        "weight_decay": weight_decay,
-        "pretrain_epochs": pretrain_epochs if pretrain_epochs else None,
-        "checkpoint": writable(checkpoint),
-        "resume": resume,
-        "log": writable(log),
-        "device": device_name(device),
-    }
-    with errors_explained(checkpoint), joined(options["device"]) as ranks:
+    sizes, where = perturbation_sizes(eps), device_name(device)
+    model = _estimator(kind, parsed(parameters))
+    model.set_params(checkpoint=writable(checkpoint), resume=resume, log=writable(log))
+    model.set_params(random_state=seed, device=where, verbose=1)
+    with errors_explained(checkpoint), joined(where) as ranks:
         (X, y), (X_test, y_test) = train_and_test(data, root, target, test_share, seed, kind)
         shape = image_shape(data, image, X.shape[1])
-        scaled = standardize if standardize is not None else not (X.min() >= 0 and X.max() <= 1)
-        model = _model(kind, {**options, "standardize": scaled, "random_state": seed, "verbose": 1})
+        if parameters["standardize"] is None:
+            model.set_params(standardize=not (X.min() >= 0 and X.max() <= 1))
         start = time.perf_counter()
-        model.fit(X, y)  # an energy model takes no notice of y
+        model.fit(X, y)  # an energy model ignores y
         seconds = time.perf_counter() - start
         ranks.on_main(lambda: save(model, output))
         name = str(getattr(model, "objective", "energy model"))
-        result = evaluate(name, model, X_test, y_test, perturbation_sizes(eps), shape, X, seconds, seed)
+        result = evaluate(name, model, X_test, y_test, sizes, shape, X, seconds, seed)
     if ranks.is_main:
         if kind is not Kind.regressor:  # for the explorer, with samples only of public data
             keep = KEPT_SAMPLES if data in NAMES else 0
@@ -99,13 +74,13 @@ def train(
         console.print(f"saved to {output}")
 
 
-def _model(kind: Kind, options: dict[str, Any]) -> Model:
+def _estimator(kind: Kind, values: dict[str, Any]) -> Any:
+    """Return an estimator with these parameters; refuse those that it does not have."""
     from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 
-    classes = {Kind.classifier: LRRNClassifier, Kind.regressor: LRRNRegressor, Kind.energy: LRRNEnergyModel}
-    given = {name: value for name, value in options.items() if value is not None}
+    classes: dict[Kind, Any] = {Kind.classifier: LRRNClassifier, Kind.regressor: LRRNRegressor, Kind.energy: LRRNEnergyModel}
     known = classes[kind]().get_params()
-    strange = [name for name in given if name not in known]
-    if strange:
-        raise typer.BadParameter(f"--{strange[0].replace('_', '-')} does not apply to --model {kind}")
-    return classes[kind](**given)
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"--{unknown[0].replace('_', '-')} does not apply to --model {kind}")
+    return classes[kind](**values)

@@ -10,13 +10,17 @@ from torch import Tensor
 
 
 def choose_device(name: str) -> torch.device:
-    """Turn "auto", "cpu" or "cuda" into a device that exists."""
+    """Turn "auto", "cpu", "cuda" or "cuda:0", "cuda:1", ... into a device that exists."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
         raise ValueError(f"unknown device {name!r}; use 'auto', 'cpu' or 'cuda'")
     if name != "cpu" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for and no CUDA device is available; use 'cpu' or 'auto'")
+    if name.startswith("cuda:") and name[5:] not in map(str, range(torch.cuda.device_count())):
+        raise ValueError(
+            f"there is no device {name!r}; CUDA devices go from 'cuda:0' to 'cuda:{torch.cuda.device_count() - 1}'"
+        )
     return torch.device(name)
 
 

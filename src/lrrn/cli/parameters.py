@@ -1,0 +1,183 @@
+"""The parameters of the estimators as options of ``lrrn train``: one table, from which the options are made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, final
+
+import typer
+
+from lrrn.cli.inputs import numbers
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+NOT_OPTIONS = {
+    "callbacks": "they are Python functions",
+    "verbose": "progress is always shown on a terminal; lrrn --verbose logs more",
+}
+"""Parameters that ``lrrn train`` does not take, and why."""
+
+
+@final
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the estimators, and the option that sets it.
+
+    Attributes
+    ----------
+    name : str
+        Of the parameter; the option has dashes for underscores.
+    type : type
+        What the option takes.
+    help : str
+    parse : callable, optional
+        From the text given and the option's name to the parameter's value.
+    aliases : tuple of str
+        Further names of the option.
+    least : int, optional
+        The smallest number allowed.
+    """
+
+    name: str
+    type: Any
+    help: str
+    parse: Callable[[str, str], Any] | None = None
+    aliases: tuple[str, ...] = ()
+    least: int | None = None
+
+    @property
+    def option(self) -> str:
+        """The option's name on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    def as_argument(self, panel: str) -> inspect.Parameter:
+        """Return the argument that a command needs for Typer to make the option; None means not given."""
+        name = f"{self.option}/--no-{self.option[2:]}" if self.type is bool else self.option
+        option = typer.Option(name, *self.aliases, help=self.help, min=self.least, rich_help_panel=panel)
+        annotation = Annotated[self.type | None, option]  # type: ignore[name-defined]
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _widths(text: str, option: str) -> tuple[int, ...]:
+    return numbers(text, int, option)
+
+
+def _one_or_more(text: str, option: str) -> float | tuple[float, ...]:
+    found = numbers(text, float, option)
+    return found[0] if len(found) == 1 else found
+
+
+def _one_or_two(text: str, option: str) -> float | tuple[float, ...]:
+    found = numbers(text, float, option)
+    if len(found) > 2:
+        raise typer.BadParameter(f"{option} should be a number, or two separated by a comma; got {text!r}")
+    return found[0] if len(found) == 1 else found
+
+
+def _name_or_interval(text: str, option: str) -> str | tuple[float, ...]:
+    return numbers(text, float, option) if "," in text else text
+
+
+def _name_or_none(text: str, option: str) -> str | None:
+    return None if text == "none" else text
+
+
+def _class_weights(text: str, option: str) -> str | dict[Any, float]:
+    """Return "balanced", or weights by label; labels that look like numbers are numbers, as in data files."""
+    if text == "balanced":
+        return text
+    weights = {}
+    for part in text.split(","):
+        label, _, weight = part.rpartition("=")
+        try:
+            weights[_label(label)] = float(weight)
+        except ValueError:
+            raise typer.BadParameter(f"{option} should be balanced, or LABEL=WEIGHT,LABEL=WEIGHT; got {text!r}") from None
+    return weights
+
+
+def _label(text: str) -> Any:
+    if not text:
+        raise ValueError("a label is missing")
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+PARAMETERS = {
+    "Model": (
+        Parameter("hidden_sizes", str, "Widths of the hidden layers: 64,64.", _widths, aliases=("--hidden",)),
+        Parameter("beta", str, "Weight of the reconstruction terms; or one per layer, separated by commas.", _one_or_more),
+        Parameter("gamma", float, "Discount of later layers."),
+        Parameter("constraint", str, "Set of the hidden activations: free, nonneg, box, or LOW,HIGH.", _name_or_interval),
+        Parameter("init", str, "Initial weights: glorot, orthogonal or uniform."),
+        Parameter("dtype", str, "Type of the weights: float32 or float64."),
+        Parameter("max_weight_norm", float, "Cap on the spectral norm of hidden weights."),
+        Parameter(
+            "standardize", bool, "Centre and scale the data; radii stay in their units. Default: if a value is outside [0, 1]."
+        ),
+        Parameter("contamination", float, "Energy model: share of the training data to call outliers."),
+    ),
+    "Objective": (
+        Parameter(
+            "objective",
+            str,
+            "Classifier: contrastive, margin, cross_entropy, squared_error, class_energy, semi_supervised. "
+            "Regressor: squared_error, contrastive.",
+        ),
+        Parameter("margin", str, "Objective margin: lead of the correct score; or START,END.", _one_or_two),
+        Parameter("temperature", str, "Objective margin: softness of the loss; or START,END.", _one_or_two),
+        Parameter("adversarial_eps", str, "Objective margin: size of adversarial perturbations; or START,END.", _one_or_two),
+        Parameter("free_energy_weight", float, "Objective semi_supervised: weight of the free energy."),
+        Parameter("self_training", float, "Objective semi_supervised: weight of confident predictions as labels."),
+        Parameter("confidence", float, "Objective semi_supervised: lead that makes a prediction confident."),
+        Parameter("class_weight", str, "Classifier: balanced, or LABEL=WEIGHT for all classes: 0=1,1=2.5.", _class_weights),
+    ),
+    "Training": (
+        Parameter("epochs", int, "Passes over the data.", least=1),
+        Parameter("batch_size", int, "Samples per step.", least=1),
+        Parameter("learning_rate", float, "Step size."),
+        Parameter("optimizer", str, "sgd, adam or adamw."),
+        Parameter("schedule", str, "Schedule of the learning rate: cosine, one_cycle or none.", _name_or_none),
+        Parameter("weight_decay", float, "The paper's lambda, on the output weights."),
+        Parameter("decoupled_weight_decay", float, "AdamW's weight decay, on all weights."),
+        Parameter("pretrain_epochs", int, "Classifier: epochs without labels before those with.", least=0),
+        Parameter("pretrain_learning_rate", float, "Classifier: step size of those epochs."),
+        Parameter("early_stopping", bool, "Hold out training data, stop when they no longer improve, and keep the best."),
+        Parameter("validation_fraction", float, "Share of the training data that early stopping holds out."),
+        Parameter("n_iter_no_change", int, "Epochs without improvement before early stopping.", least=1),
+        Parameter("shifts", int, "Shift square images at random by up to this many pixels.", least=0),
+    ),
+    "Solver": (
+        Parameter("tol", float, "Tolerance of the solves during training."),
+        Parameter("max_sweeps", int, "Largest number of sweeps of a solve.", least=1),
+        Parameter("on_failure", str, "If a prediction does not converge: warn or raise."),
+        Parameter("reuse_activations", bool, "Start solves from the activations of the previous epoch."),
+    ),
+}
+"""By heading of the help; ``lrrn train`` itself has ``random_state``, ``device``, ``checkpoint``, ``resume`` and ``log``."""
+
+
+def with_parameters(command: Command) -> Command:
+    """Give a command an option for every parameter of the table, in place of its ``**parameters``."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [argument for argument in signature.parameters.values() if argument.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [parameter.as_argument(panel) for panel, group in PARAMETERS.items() for parameter in group]
+    command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return command
+
+
+def parsed(texts: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the parameters that were given."""
+    table = {parameter.name: parameter for group in PARAMETERS.values() for parameter in group}
+    values = {}
+    for name, text in texts.items():
+        if text is not None:
+            parse = table[name].parse
+            values[name] = text if parse is None else parse(text, table[name].option)
+    return values
