@@ -90,7 +90,7 @@ def show_table(
     first: JustifyMethod = "left",
     others: JustifyMethod = "left",
 ) -> None:
-    """Print a table, the first column and the others aligned as told."""
+    """Print a table, with the alignment of the first column and of the others."""
     table = Table(title=title)
     for index, column in enumerate(columns):
         table.add_column(column, justify=others if index else first)

@@ -110,9 +110,9 @@ def record(
 def bench(
     suite: Annotated[str, typer.Option(help="solve, depth, grad, train, certify, scaling, or all.")] = "all",
     quick: Annotated[bool, typer.Option("--quick", help="Smoke sizes: every suite in about two minutes together.")] = False,
-    repeats: Annotated[int, typer.Option(help="Timings per contender; their median counts.", min=1)] = 5,
+    repeats: Annotated[int, typer.Option(help="Timings per contender, of which the median is reported.", min=1)] = 5,
     samples: Annotated[int, typer.Option(help="Samples of the training epoch.", min=1000)] = 60_000,
-    rows: Annotated[int, typer.Option(help="Rows whose certification is watched for its memory.", min=1)] = 1_000_000,
+    rows: Annotated[int, typer.Option(help="Rows to certify while memory use is measured.", min=1)] = 1_000_000,
     model: Annotated[
         Path | None, typer.Option(help="A saved classifier with real weights; trained on digits if not given.")
     ] = None,
@@ -120,20 +120,21 @@ def bench(
     seed: Seed = 0,
     device: Device = "cpu",
     json_file: JsonFile = None,
-    update: Annotated[bool, typer.Option("--update", help="Keep the other suites that the JSON file holds already.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Keep the other suites of an existing JSON file.")] = False,
     page: Annotated[
         Path | None, typer.Option(help="Write tables and charts to this HTML file, or tables to a .md file.")
     ] = None,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Measure nothing: write the page from what the JSON file holds.")
+        bool, typer.Option("--report-only", help="Measure nothing: write the page from the JSON file.")
     ] = False,
 ) -> None:
-    """Time solving, differentiating, training and certifying against their peers, every answer rescored in float64.
+    """Time solving, differentiating, training and certifying against other packages; answers are rescored in float64.
 
-    With --json it may be interrupted: the same command, on the same day, continues.
+    With --json it may be interrupted: the same command continues on the same day.
     """
     from lrrn.studies.bench.clock import Settings
-    from lrrn.studies.bench.suites import SUITES, document, journal, present, read_json, run, write_json
+    from lrrn.studies.bench.suites import SUITES, document, journal, present, read_json, run
+    from lrrn.studies.bench.suites import write_json as write_suites
     from lrrn.studies.bench.tables import print_parts
 
     if device not in ("auto", "cpu"):
@@ -157,7 +158,7 @@ def bench(
         if json_file is not None:
             # after every suite, so that an interrupted run leaves what it has
             with errors_explained():
-                results = write_json(json_file, results, update)
+                results = write_suites(json_file, results, update)
                 kept.end()
     if page is not None:
         write_text(page, document(results, markdown=page.suffix == ".md"))
