@@ -35,7 +35,7 @@ Target = Annotated[
         "For a .npy file another one with the targets. 'none' if there is none."
     ),
 ]
-Root = Annotated[Path | None, typer.Option("--data", help="Folder of the MNIST family; LRRN_DATA if not given.")]
+Root = Annotated[Path | None, typer.Option("--data", "--root", help="Folder of the MNIST family; LRRN_DATA if not given.")]
 Split = Annotated[str, typer.Option(help="Split of a named data set: train or test.")]
 ImageShape = Annotated[str | None, typer.Option("--image", help="Height and width, if samples are images: 28x28.")]
 Samples = Annotated[
