@@ -66,12 +66,12 @@ explore: .venv/.explore
 
 # what the documentation promises is tested by make docs, the explorer's page by make browser, ranks by make scale-out
 test: .venv/.test
-	.venv/bin/python -m pytest -n 2 --dist worksteal --ignore=tests/test_docs.py --ignore=tests/browser \
-		--ignore=tests/test_ranks.py
+	.venv/bin/python -m pytest -n 2 --dist worksteal --ignore=tests/repository/test_docs.py --ignore=tests/browser \
+		--ignore=tests/runtime/test_ranks.py
 
 # which lines the same tests reach
 coverage: .venv/.test
-	.venv/bin/python -m pytest -q --cov --cov-report=term --ignore=tests/test_docs.py --ignore=tests/browser
+	.venv/bin/python -m pytest -q --cov --cov-report=term --ignore=tests/repository/test_docs.py --ignore=tests/browser
 
 # screenshots and the log of requests go to out/browser
 browser: .venv/.test
@@ -88,12 +88,12 @@ contracts: .venv/.lint
 	.venv/bin/lint-imports --no-logo
 
 mutate: .venv/.test
-	.venv/bin/python scripts/mutate.py
+	.venv/bin/python scripts/gates/mutate.py
 
 docs: .venv-docs/.docs .venv/.test
 	rm -rf docs/_build docs/api docs/pictures
 	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
-	.venv/bin/python -m pytest -q tests/test_docs.py
+	.venv/bin/python -m pytest -q tests/repository/test_docs.py
 
 bench: .venv-bench/.bench .venv-pcx/.pcx
 	mkdir -p out
@@ -102,35 +102,36 @@ bench: .venv-bench/.bench .venv-pcx/.pcx
 # the GPU's kernels, interpreted: slow, so on the solver's own tests only; and compiled, for which no GPU is needed
 interpret: .venv/.test
 	.venv/$(PIP) --no-deps triton
-	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/test_accelerated.py tests/test_fused_kernels.py \
-		tests/test_flat_adam.py tests/test_clock.py tests/test_solver_contract.py -k "accelerated or kernel or adam or clock"
-	TRITON_DEFAULT_FP_FUSION=1 .venv/bin/python scripts/compile_kernels.py
+	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/solvers/test_accelerated.py tests/solvers/test_solver_contract.py \
+		tests/learning/test_triton_step.py tests/learning/test_flat_adam.py tests/learning/test_clock.py \
+		-k "accelerated or kernel or adam or clock"
+	TRITON_DEFAULT_FP_FUSION=1 .venv/bin/python scripts/gates/compile_kernels.py
 
 # results that must not depend on the make of the processor, its BLAS, threads or versions
 portable: .venv/.test
 	mkdir -p out
-	.venv/bin/python scripts/portable.py --json out/portable.json
+	.venv/bin/python scripts/gates/portable.py --json out/portable.json
 
 portable-quick: .venv/.test
-	.venv/bin/python scripts/portable.py --quick
+	.venv/bin/python scripts/gates/portable.py --quick
 
 # bounded versions; benchmarks/results holds what the full ones found
 scale-out: .venv/.test
-	.venv/bin/python -m pytest -q tests/test_ranks.py
-	.venv/bin/python scripts/scale_out.py --quick
-	.venv/bin/python scripts/kill_ranks.py --kills 2
-	.venv/bin/python scripts/out_of_core.py --quick
+	.venv/bin/python -m pytest -q tests/runtime/test_ranks.py
+	.venv/bin/python scripts/gates/scale_out.py --quick
+	.venv/bin/python scripts/gates/kill_ranks.py --kills 2
+	.venv/bin/python scripts/gates/out_of_core.py --quick
 	.venv/bin/python examples/dask_grid_search.py
 
 # bounded versions, as above
 faults: .venv/.test
-	.venv/bin/python scripts/kill_process.py --kills 3
-	.venv/bin/python scripts/fuzz.py --inputs 4000
-	.venv/bin/python scripts/soak.py --solves 100000
+	.venv/bin/python scripts/gates/kill_process.py --kills 3
+	.venv/bin/python scripts/gates/fuzz.py --inputs 4000
+	.venv/bin/python scripts/gates/soak.py --solves 100000
 
 fuzz: .venv/.test
 	mkdir -p out
-	.venv/bin/python scripts/fuzz.py --json out/fuzz.json
+	.venv/bin/python scripts/gates/fuzz.py --json out/fuzz.json
 
 reproduce: .venv/.package
 	.venv/bin/lrrn reproduce all --output docs/reproduction

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # the same examples every run; HYPOTHESIS_PROFILE=explore draws new ones
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
+# where any failure will do, it need not be made smaller
+settings.register_profile("first", settings.get_profile("fixed"), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 settings.load_profile("fixed")
 
 

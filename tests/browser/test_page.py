@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from explorer_page import chromium, draw, explorer, find, new_page, strokes, until
 
 import lrrn
-from explorer_page import chromium, draw, explorer, find, new_page, strokes, until
 from lrrn import LRRNClassifier, datasets
 from lrrn.reports.evaluation import energies_of, reference_of
 

@@ -1,0 +1,218 @@
+"""Radii of many samples at once: proven whatever the solver returns, and as large as they can be."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import lrrn
+from local_problems import BY_HAND, CONSTRAINTS, solved
+from lrrn.attacks import minimal_perturbation
+from lrrn.certificates.complementarity import LocalProblem, Sample
+from lrrn.certificates.shared import SharedForm, shared_form
+from oracles import random_input, random_network
+
+shared_module = sys.modules["lrrn.certificates.shared"]
+
+
+def case(constraint="nonneg", sizes=(6, 7, 5, 3), n=12, seed=2):
+    """A network's dual for the label of most samples, these samples, and their nearest rivals and leads."""
+    net, x = random_network(sizes, constraint=constraint, scale=1.5, seed=seed), random_input(n, sizes[0], seed=seed + 1)
+    form, (z, g), y = SharedForm(LocalProblem(net)), solved(net, x), net.infer(x, tol=1e-10).output
+    label = int(y.argmax(-1).mode().values)
+    rows = (y.argmax(-1) == label).nonzero().squeeze(1)
+    others = y[rows].index_fill(1, torch.tensor([label]), -math.inf)
+    lead, rival = (y[rows, label] - others.amax(1)), others.argmax(1)
+    sample = form.problem.sample(z[rows], g[rows], torch.full((len(rows),), 1e-12, dtype=torch.float64))
+    return form.of(label), sample, rival, lead
+
+
+def least(form, by_v, by_u):
+    """The least value of the form plus linear terms, by a dense solve."""
+    m, r = form.half.shape
+    matrix = torch.eye(m + r, dtype=torch.float64)
+    matrix[:m, :m] = form.top_left
+    matrix[m:, :m], matrix[:m, m:] = -form.half.mT, -form.half
+    linear = torch.cat([by_v, by_u], 1)
+    return -(linear * torch.linalg.solve(matrix, linear.mT).mT).sum(1) / 4
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_a_proven_value_is_just_below_that_of_the_lagrangian(constraint):
+    dual, sample, rival, lead = case(constraint)
+    terms = dual.terms(sample, rival, lead)
+    of_v, of_w = terms.slopes(sample)
+    by_v = terms.sigma[:, None] * dual.c[rival] + of_v + of_w @ dual.problem.h
+    by_u = terms.sigma[:, None] * dual.d[rival] - of_w @ dual.problem.root
+    exactly = least(dual.form, by_v, by_u) + terms.constant(sample, lead)
+    proven = dual.proven(sample, rival, lead)
+    assert (proven < exactly).all()
+    torch.testing.assert_close(proven, exactly, rtol=1e-7, atol=1e-5)
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_the_solution_is_the_best_of_its_kind(constraint):
+    """No other multipliers with the same products do better: moved ones do not, and those of a closer solve hardly."""
+    dual, sample, rival, lead = case(constraint)
+    best, generator = dual.proven(sample, rival, lead), torch.Generator().manual_seed(0)
+    terms = dual.terms(sample, rival, lead)
+    for size in (1e-3, 1e-2, 0.1):
+        for _ in range(20):
+            scale, names = terms.floor.mean() + 1e-3, ("sigma", "floor", "sign", "ceiling")
+            shapes = {name: getattr(terms, name).shape for name in names}
+            noise = {name: torch.rand(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+            moved = replace(
+                terms,
+                sigma=terms.sigma * (1 + size * (noise["sigma"] - 0.5)),
+                floor=(terms.floor + scale * size * (noise["floor"] - 0.5)).clamp(min=0),
+                ceiling=torch.where(dual.problem.two_sided, (terms.ceiling + scale * size * noise["ceiling"]), 0.0),
+                sign=torch.where(dual.problem.two_sided, 0.0, (terms.sign + scale * size * (noise["sign"] - 0.5)).clamp(min=0)),
+            )
+            assert (dual._proven(sample, rival, lead, moved) <= best * (1 + 1e-6) + 1e-9).all()
+
+
+@pytest.mark.parametrize("constraint", ["nonneg", "box", (-math.inf, 0.2)])
+def test_whatever_a_solver_returns_multipliers_are_not_negative_and_the_proof_is_one(constraint, monkeypatch):
+    dual, sample, rival, lead = case(constraint)
+    best, generator = dual.proven(sample, rival, lead), torch.Generator().manual_seed(1)
+
+    def careless(qp, **_):
+        return SimpleNamespace(z=3 * torch.randn(qp.q.shape, generator=generator, dtype=torch.float64))
+
+    monkeypatch.setattr(shared_module, "solve", careless)
+    for _ in range(20):
+        terms = dual.terms(sample, rival, lead)
+        assert all(bool((value >= 0).all()) for value in vars(terms).values())
+        assert torch.allclose(terms.lam, dual.form.lam)
+        assert (dual.proven(sample, rival, lead) <= best * (1 + 1e-6) + 1e-9).all()
+
+
+def test_where_a_solver_fails_the_global_radius_stands(monkeypatch):
+    net, x = random_network((6, 7, 5, 3), scale=1.5, seed=2), random_input(12, 6, seed=3)
+    wide = lrrn.certify(net, x, "multiplier").radius
+    nothing = lambda qp, **_: SimpleNamespace(z=torch.full_like(qp.q, math.nan))  # noqa: E731
+    monkeypatch.setattr(shared_module, "solve", nothing)
+    assert bool((wide > 0).any()) and torch.equal(lrrn.certify(net, x, "shared").radius, wide)
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-6, 0.1, 0.9])
+def test_a_lower_bound_holds_for_every_form_within_the_error(share):
+    form, generator = case()[0].form, torch.Generator().manual_seed(2)
+    m, r = form.half.shape
+    by_v, by_u = (torch.randn(5, k, generator=generator, dtype=torch.float64) for k in (m, r))
+    matrix = torch.eye(m + r, dtype=torch.float64)
+    matrix[:m, :m] = form.top_left
+    matrix[m:, :m], matrix[:m, m:] = -form.half.mT, -form.half
+    smallest = float(torch.linalg.eigvalsh(matrix)[0])
+    assert 0.99 * smallest < form.floor <= smallest
+    error, linear = share * form.floor, torch.cat([by_v, by_u], 1)
+    # the worst of them has as much less of |v|^2, of |u|^2 and of one
+    worst = matrix - error * torch.eye(m + r, dtype=torch.float64)
+    exactly = -(linear * torch.linalg.solve(worst, linear.mT).mT).sum(1) / 4 - error
+    bound = form.lower_bound(by_v, by_u, torch.full((5,), error, dtype=torch.float64))
+    assert (bound <= exactly).all()
+    if share < 1e-3:
+        torch.testing.assert_close(bound, exactly, rtol=1e-4, atol=1e-6)
+    assert (form.lower_bound(by_v, by_u, torch.full((5,), 1.01 * smallest, dtype=torch.float64)) == -math.inf).all()
+
+
+def one_unit(low, slack, c, high=math.inf, error=0.0):
+    """The dual of a single unit with v = clip((u - slack) / 2, -low, high), and a sample whose lead of one changes by c v."""
+    t = lambda value: torch.tensor([value], dtype=torch.float64)  # noqa: E731
+    problem = SimpleNamespace(
+        h=2 * t([1.0]),
+        root=t([1.0]),
+        gram=t([1.0]),
+        lam=t(1.0),
+        c=torch.tensor([[c], [0.0]], dtype=torch.float64),
+        d=torch.zeros(2, 1, dtype=torch.float64),
+        errors=(error, 0.0, 0.0, 0.0),
+        two_sided=torch.tensor([high < math.inf]),
+    )
+    sample = Sample(*(t([value]) for value in (low, high, slack)), *torch.zeros(3, 1, dtype=torch.float64))
+    return SharedForm(problem).of(0), sample
+
+
+@pytest.mark.parametrize(("low", "slack", "c", "high", "nearest"), BY_HAND)
+def test_one_unit_by_hand(low, slack, c, high, nearest):
+    rival, lead = torch.tensor([1]), torch.ones(1, dtype=torch.float64)
+    dual, sample = one_unit(low, slack, c, high)
+    assert nearest**2 * (1 - 3e-2) <= float(dual.proven(sample, rival, lead)) <= nearest**2
+    unsure, sample = one_unit(low, slack, c, high, error=1.5)  # H is known to 1.5 only
+    assert not float(unsure.proven(sample, rival, lead)) > 0
+
+
+def test_errors_of_the_data_are_inside_a_proof():
+    dual, sample, rival, lead = case()
+    before = dual.proven(sample, rival, lead)
+    for name in ("low_error", "slack_error"):
+        for error, share in ((1e-9, 1 - 1e-4), (1e-3, 1.0)):
+            worse = dual.proven(replace(sample, **{name: torch.full_like(lead, error)}), rival, lead)
+            assert (worse < before).all() and ((worse > share * before).all() or error > 1e-6)
+    assert not (dual.proven(replace(sample, slack_error=torch.full_like(lead, 10.0)), rival, lead) > 0).any()
+
+
+def test_an_inexact_answer_at_the_sample_is_no_obstacle():
+    net, x = random_network((6, 9, 7, 3), scale=1.5, seed=4), random_input(20, 6, seed=5)
+    tight, loose = (lrrn.certify(net, x, "shared", tol=tol) for tol in (1e-10, 1e-3))
+    attack = minimal_perturbation(net, x, tight.prediction, seed=0)
+    same = loose.prediction == tight.prediction
+    assert (loose.radius[same] <= attack.distance[same]).all()
+    assert float(loose.radius[same].median()) > 0
+
+
+def test_samples_do_not_depend_on_each_other(monkeypatch):
+    net, x = random_network((6, 9, 7, 4), scale=1.5, seed=6), random_input(30, 6, seed=7)
+    together = lrrn.certify(net, x, "shared").radius
+    alone = torch.cat([lrrn.certify(net, row[None], "shared").radius for row in x])
+    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-9)
+    monkeypatch.setattr(shared_module, "ROWS", 3)
+    monkeypatch.setattr(shared_module, "CACHE", 0)
+    shared_form(net).duals.clear()
+    torch.testing.assert_close(together, lrrn.certify(net, x, "shared").radius, rtol=1e-3, atol=1e-9)
+    assert len(shared_form(net).duals) == 1
+
+
+@pytest.mark.parametrize("share", [0.3, 100.0])
+def test_labels_may_share_a_hessian(monkeypatch, share):
+    net, x = random_network((6, 9, 7, 4), scale=1.5, seed=6), random_input(40, 6, seed=7)
+    apart = lrrn.certify(net, x, "shared")
+    assert len(apart.prediction.unique()) > 2 and shared_form(net).n_labels == 1
+    monkeypatch.setattr(shared_module, "PAIRS", share)
+    vars(shared_form(net)).pop("n_labels")
+    shared_form(net).duals.clear()
+    together = lrrn.certify(net, x, "shared")
+    n_labels = shared_form(net).n_labels
+    assert n_labels == (4 if share > 1 else int(share * 2 * 16) // 4) and len(shared_form(net).duals) <= -(-4 // n_labels)
+    torch.testing.assert_close(together.radius, apart.radius, rtol=1e-2, atol=1e-9)
+    assert (together.radius <= minimal_perturbation(net, x, together.prediction, seed=0).distance).all()
+
+
+def test_where_one_size_counts_nothing_beyond_it_is_looked_for():
+    net, x = random_network((6, 9, 7, 3), scale=1.5, seed=8), random_input(40, 6, seed=9)
+    shared, wide = (lrrn.certify(net, x, method).radius for method in ("shared", "multiplier"))
+    eps = float(shared.sort().values[19:21].mean())
+    decided = lrrn.certify(net, x, "shared", target_radius=eps).radius
+    assert torch.equal(decided > eps, shared > eps)
+    above = wide >= eps
+    assert bool(above.any()) and torch.equal(decided[above], wide[above])
+
+
+@pytest.mark.parametrize("few", [0, 512])
+def test_wide_and_narrow_networks_are_solved_in_their_own_ways(few, monkeypatch):
+    net, x = random_network((6, 9, 7, 3), scale=1.5, seed=10), random_input(20, 6, seed=11)
+    usual = lrrn.certify(net, x, "shared").radius
+    monkeypatch.setattr(shared_module, "FEW", few)
+    torch.testing.assert_close(lrrn.certify(net, x, "shared").radius, usual, rtol=1e-3, atol=1e-9)
+
+
+def test_networks_without_hidden_units_and_hopeless_ones():
+    linear, x = random_network((6, 3), seed=1), random_input(5, 6, seed=2)
+    assert torch.equal(lrrn.certify(linear, x, "shared").radius, lrrn.certify(linear, x, "spectral").radius)
+    hopeless = random_network((10, 8, 8, 3), scale=1e9, seed=0)
+    assert (lrrn.certify(hopeless, random_input(2, 10), "shared", tol=1e-3).radius == 0).all()
