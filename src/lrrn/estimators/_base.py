@@ -78,6 +78,11 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     _seed: int
     _optimizer_state: dict[str, Any] | None
 
+    def _store(self, given: dict[str, Any]) -> None:
+        """Keep the parameters of a constructor, its ``locals()``, as attributes of the same names, as scikit-learn asks for."""
+        for name in self._get_param_names():
+            setattr(self, name, given[name])
+
     # --- preparing ----------------------------------------------------------------------------------------------------
 
     def _features(self, X: ArrayLike) -> Array:

@@ -148,6 +148,17 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     True
     """
 
+    objective: str
+    margin: float | tuple[float, float]
+    temperature: float | tuple[float, float]
+    adversarial_eps: float | tuple[float, float]
+    free_energy_weight: float
+    self_training: float
+    confidence: float
+    pretrain_epochs: int
+    pretrain_learning_rate: float
+    class_weight: Any
+
     def __init__(
         self,
         hidden_sizes: tuple[int, ...] = (64, 64),
@@ -191,46 +202,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.hidden_sizes = hidden_sizes
-        self.objective = objective
-        self.beta = beta
-        self.gamma = gamma
-        self.constraint = constraint
-        self.init = init
-        self.optimizer = optimizer
-        self.schedule = schedule
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.weight_decay = weight_decay
-        self.decoupled_weight_decay = decoupled_weight_decay
-        self.margin = margin
-        self.temperature = temperature
-        self.adversarial_eps = adversarial_eps
-        self.free_energy_weight = free_energy_weight
-        self.self_training = self_training
-        self.confidence = confidence
-        self.pretrain_epochs = pretrain_epochs
-        self.pretrain_learning_rate = pretrain_learning_rate
-        self.max_weight_norm = max_weight_norm
-        self.class_weight = class_weight
-        self.standardize = standardize
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.shifts = shifts
-        self.reuse_activations = reuse_activations
-        self.tol = tol
-        self.max_sweeps = max_sweeps
-        self.on_failure = on_failure
-        self.dtype = dtype
-        self.device = device
-        self.checkpoint = checkpoint
-        self.resume = resume
-        self.log = log
-        self.callbacks = callbacks
-        self.random_state = random_state
-        self.verbose = verbose
+        self._store(locals())
 
     # --- learning -----------------------------------------------------------------------------------------------------
 

@@ -111,6 +111,8 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
     True
     """
 
+    contamination: float
+
     def __init__(
         self,
         hidden_sizes: tuple[int, ...] = (32, 32),
@@ -145,37 +147,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.hidden_sizes = hidden_sizes
-        self.beta = beta
-        self.gamma = gamma
-        self.constraint = constraint
-        self.contamination = contamination
-        self.init = init
-        self.optimizer = optimizer
-        self.schedule = schedule
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.weight_decay = weight_decay
-        self.decoupled_weight_decay = decoupled_weight_decay
-        self.max_weight_norm = max_weight_norm
-        self.standardize = standardize
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.shifts = shifts
-        self.reuse_activations = reuse_activations
-        self.tol = tol
-        self.max_sweeps = max_sweeps
-        self.on_failure = on_failure
-        self.dtype = dtype
-        self.device = device
-        self.checkpoint = checkpoint
-        self.resume = resume
-        self.log = log
-        self.callbacks = callbacks
-        self.random_state = random_state
-        self.verbose = verbose
+        self._store(locals())
 
     def fit(self, X: ArrayLike, y: Any = None) -> LRRNEnergyModel:
         """Learn the energy of unlabelled samples.

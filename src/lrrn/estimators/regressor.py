@@ -111,6 +111,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     True
     """
 
+    objective: str
+
     def __init__(
         self,
         hidden_sizes: tuple[int, ...] = (64, 64),
@@ -145,37 +147,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.hidden_sizes = hidden_sizes
-        self.objective = objective
-        self.beta = beta
-        self.gamma = gamma
-        self.constraint = constraint
-        self.init = init
-        self.optimizer = optimizer
-        self.schedule = schedule
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.weight_decay = weight_decay
-        self.decoupled_weight_decay = decoupled_weight_decay
-        self.max_weight_norm = max_weight_norm
-        self.standardize = standardize
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.shifts = shifts
-        self.reuse_activations = reuse_activations
-        self.tol = tol
-        self.max_sweeps = max_sweeps
-        self.on_failure = on_failure
-        self.dtype = dtype
-        self.device = device
-        self.checkpoint = checkpoint
-        self.resume = resume
-        self.log = log
-        self.callbacks = callbacks
-        self.random_state = random_state
-        self.verbose = verbose
+        self._store(locals())
 
     def __sklearn_tags__(self) -> Any:
         """Tell scikit-learn that several targets are fine."""
