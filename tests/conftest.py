@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
@@ -9,7 +11,7 @@ settings.register_profile("fixed", derandomize=True, deadline=None, suppress_hea
 settings.register_profile("explore", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
 # where any failure will do, it need not be made smaller
 settings.register_profile("first", settings.get_profile("fixed"), phases=[Phase.explicit, Phase.reuse, Phase.generate])
-settings.load_profile("fixed")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 @pytest.fixture(

@@ -78,9 +78,8 @@ def survives(mutant: Mutant) -> tuple[bool, str, float]:
         target = copy / "src" / "lrrn" / mutant.file
         target.write_text(target.read_text().replace(mutant.before, mutant.after))
         tests = [f"tests/{name}" for name in mutant.tests]
-        environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header"]
-        command += ["--hypothesis-profile=first", *tests]
+        environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "first"}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
         try:
             done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=300, check=False)
         except subprocess.TimeoutExpired:
