@@ -25,12 +25,12 @@ OLDEST = ROOT / ".venv-oldest"
 OLD = ("numpy", "scipy", "scikit-learn", "numba")
 """Packages whose lowest version is tried."""
 NUMERICAL = (
-    "verified bounds energy error_bound oracle solver_contract solver_choice accelerated small_batch fused gradients "
+    "verified bounds energy error_bound oracle solver_contract solver_choice accelerated small_batch compiled_step gradients "
     "derivatives certify local shared multiplier energies single_precision precision objectives network trainer portable "
     "linear_layer_claims lipschitz_claims gamma_claims energy_claims"
 ).split()
 """The tests whose outcome depends on arithmetic, by name."""
-QUICK = "verified energy error_bound oracle small_batch fused gradients derivatives multiplier portable".split()
+QUICK = "verified energy error_bound oracle small_batch compiled_step gradients derivatives multiplier portable".split()
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ def run(setting: Setting, names: list[str], jobs: int) -> dict[str, Any]:
     except subprocess.CalledProcessError as error:
         return {"setting": setting.name, "outcome": f"failed: could not be installed ({error})"}
     files = [str(file) for name in names for file in (ROOT / "tests").rglob(f"test_{name}.py")]
+    if len(files) != len(names):
+        raise SystemExit(f"not every one of {', '.join(names)} is a file of tests")
     command = [python, "-m", "pytest", "-q", "-n", str(jobs), "--dist", "worksteal", *files]
     environment = {**os.environ, **setting.variables, "HYPOTHESIS_STORAGE_DIRECTORY": str(ROOT / ".hypothesis")}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
