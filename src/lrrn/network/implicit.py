@@ -1,7 +1,7 @@
 """Differentiating the minimiser: the forward pass solves the free phase, the backward pass its adjoint.
 
 With v = dloss/dz* and w the solution of the adjoint QP, dloss/dtheta = -d/dtheta of the slope of E at z* along w: the
-symmetric contrastive difference 1/2 [E(z* + w) - E(z* - w)], the limit of equilibrium propagation. Nothing is unrolled.
+symmetric contrastive difference 1/2 [E(z* + w) - E(z* - w)], the limit of equilibrium propagation. The solver is not unrolled.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def minimiser(
     Parameters
     ----------
     energy_of : callable
-        From parameters to their energy.
+        Maps parameters to their energy.
     policy : SolvePolicy
-        Of the free phase and, in the backward pass, of its adjoint.
+        Solver settings of the free phase and, in the backward pass, of its adjoint.
     x : Tensor of shape (n, d_0)
     parameters : sequence of Tensor
-        All of the dtype of ``x``.
+        All have the dtype of ``x``.
     start : Tensor of shape (n, dim), optional
-        Where to start the free phase.
+        Warm start of the free phase.
     energy : LiftedEnergy, optional
-        That of these parameters, detached, where it is at hand: its Hessian is not built again.
+        Energy of these parameters, detached. If given, its Hessian is reused instead of being built again.
 
     Returns
     -------
@@ -61,9 +61,9 @@ def minimiser(
 
 
 def prediction(energy_of: EnergyOf, policy: SolvePolicy, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Return the output that belongs to :func:`minimiser`, of shape (n, d_L), differentiable once in ``x`` and the parameters.
+    """Return the prediction at the :func:`minimiser`, of shape (n, d_L), differentiable once in ``x`` and the parameters.
 
-    The compiled passes of small batches include it: reading it out afterwards would take as long as a third of them.
+    The compiled passes for small batches compute the output themselves: a separate read-out would add a third to their time.
     """
     energy = energy_of(parameters)
     fitting = fit(policy, energy, x)
@@ -72,14 +72,14 @@ def prediction(energy_of: EnergyOf, policy: SolvePolicy, x: Tensor, parameters: 
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Leave autocast if it is on; entering what leaves it would cost as much as a few operations."""
+    """Disable autocast if it is enabled; otherwise return a null context, which is cheaper to enter."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
 class _Way(NamedTuple):
-    """How the two passes are carried out, and whether they end with the output."""
+    """Settings of the forward and backward pass, and whether they are for the output or for the stacked minimiser."""
 
     energy_of: EnergyOf
     policy: SolvePolicy
@@ -105,7 +105,7 @@ class _Minimiser(torch.autograd.Function):
                 ctx.small = small
                 ctx.save_for_backward(x, start, *parameters)
                 return found.output if way.reads_out else start
-        # kept, so that the adjoint finds its Hessian made
+        # keep the energy, so that the adjoint reuses its Hessian
         ctx.energy = way.energy_of([p.detach() for p in parameters]) if energy is None else energy
         z = way.policy.solve(ctx.energy.free(x), FORWARD, start).z
         ctx.save_for_backward(x, z, *parameters)
@@ -147,7 +147,7 @@ def _general_backward(ctx: Any, energy: LiftedEnergy, v: Tensor, x: Tensor, z: T
 
 
 def _read_out_backward(ctx: Any, energy: LiftedEnergy, d_y: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor | None, ...]:
-    """Do as :func:`_general_backward` does, for derivatives in the output."""
+    """Compute what :func:`_general_backward` does, from derivatives with respect to the output."""
     v = torch.zeros_like(z)
     if not energy.eliminated:
         v[:, -energy.sizes[-1] :] = d_y
@@ -164,7 +164,7 @@ def _read_out_backward(ctx: Any, energy: LiftedEnergy, d_y: Tensor, x: Tensor, z
 
 @final
 class _FirstDerivativeOnly(torch.autograd.Function):
-    """Passes a gradient through and refuses to differentiate it."""
+    """Identity on a gradient; raises an error if the gradient is differentiated."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, grad: Tensor, *anchors: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether an answer has converged, rounding allowed for."""
+"""Convergence check of a solution that accounts for rounding errors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from lrrn.energy import LiftedEnergy
 from lrrn.qp import BoxQP, QPSolution
 
 JUDGED_AT_ONCE = 2**13
-"""Rows of a float32 batch whose residuals are computed again in float64 at a time."""
+"""Chunk size, in samples, for recomputing residuals of a float32 batch in float64."""
 
 
 def judged(solved: QPSolution, qp: BoxQP, energy: LiftedEnergy, x: Tensor, y: Tensor | None, tol: float) -> QPSolution:
-    """Take back what rounding may only have made to look converged; where float32 cannot tell, float64 decides."""
+    """Revoke CONVERGED where the margin is below the rounding error; recheck failing float32 samples in float64."""
     solved = solved.doubted(tol * qp.scale - energy.rounding.noise(qp, x, solved.z, y))
     exact = energy.exact
     if exact is energy:
@@ -28,8 +28,8 @@ def judged(solved: QPSolution, qp: BoxQP, energy: LiftedEnergy, x: Tensor, y: Te
 def _exact_residual(
     exact: LiftedEnergy, qp: BoxQP, x: Tensor, z: Tensor, y: Tensor | None, tol: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the residuals of float32 answers in float64, of the weights as they are, and how large they may be."""
+    """Return the residuals of float32 solutions, computed in float64 from the exact weights, and their upper limits."""
     phase = exact.free(x) if y is None else exact.clamped(x, y)
-    # the bounds are those that float32 can hold, or no answer could be on one
+    # use the bounds as rounded to float32: otherwise no solution could lie on a bound
     problem = BoxQP(phase.hessian, phase.q, qp.lo.to(torch.float64), qp.hi.to(torch.float64))
     return problem.residual(z), tol * problem.scale - exact.rounding.noise(problem, x, z, y)

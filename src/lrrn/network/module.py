@@ -24,11 +24,11 @@ from lrrn.solvers import solve
 
 LIPSCHITZ_METHODS = ("auto", "paper", "spectral", "multiplier")
 BUDGET = {"auto": 5.0, "multiplier": 300.0}
-"""Seconds that bounds may take to optimise, unless said otherwise."""
+"""Default time budget, in seconds, for optimising a Lipschitz bound."""
 FLOAT32_FLOOR = 4e-6
-"""A tolerance below this asks for more than float32 can resolve, and inference works in float64."""
+"""Smallest tolerance that float32 can resolve; below it, inference runs in float64."""
 STRUCTURE = frozenset(("sizes", "beta", "gamma", "intervals"))
-"""Attributes that are set once: bounds, solves and what is kept of them for later rest on the same ones."""
+"""Read-only attributes: bounds, solves and cached results depend on them."""
 
 
 @final
@@ -44,33 +44,33 @@ class LRRN(nn.Module):
     beta : float or sequence of L floats, default=1.0
         Weight of each layer's reconstruction term. A single number stands for ``(beta, ..., beta, 0)``.
     gamma : float, default=1/8
-        Discount of later layers: layer k counts gamma^k.
+        Discount of later layers: layer k has weight gamma^k.
     constraint : {"free", "nonneg", "box"}, (lo, hi), or a list of L - 1 of these, default="nonneg"
-        The set hidden activations live in, for all hidden layers or one by one.
+        Feasible set of the hidden activations: one for all hidden layers, or one per layer.
     output_constraint : {"free", "nonneg", "box"} or (lo, hi), default="free"
-        The set the output lives in.
+        Feasible set of the output.
     bias, reconstruction_bias : bool, default=True
         Whether the biases b_k and c_k exist.
     init : {"glorot", "orthogonal", "uniform"}, default="glorot"
-        Initial weights; biases start at zero. "uniform" is what torch.nn.Linear does, within 1 / sqrt(d_k); on MNIST it learns
-        faster than "glorot" at the paper's settings.
+        Initial weights; biases start at zero. "uniform" is the default of torch.nn.Linear, within 1 / sqrt(d_k); on MNIST it
+        learns faster than "glorot" at the paper's settings.
     generator : torch.Generator, optional
         Source of randomness for the initial weights; torch's global one if not given.
     device, dtype : optional
-        Where the parameters live and their type.
+        Device and dtype of the parameters.
     solver : str, default="auto"
         Solver of the differentiable passes; see :func:`lrrn.solvers.solve`.
     tol : float, optional
         Tolerance of the differentiable passes; by default as tight as the dtype allows at little cost.
     max_sweeps : int, default=1000
-        Sweeps allowed in the differentiable passes.
+        Maximum number of sweeps in the differentiable passes.
 
     Attributes
     ----------
     sizes, beta, gamma, intervals
-        The structure, one entry a layer where there are several; read-only.
+        The structure, read-only. All but ``gamma`` are tuples.
     W, b, c : ParameterList
-        ``W[k]`` of shape (d_{k+1}, d_k), ``b[k]`` of shape (d_{k+1},), ``c[k]`` of shape (d_k,); None where switched off.
+        ``W[k]`` of shape (d_{k+1}, d_k), ``b[k]`` of shape (d_{k+1},), ``c[k]`` of shape (d_k,); None if disabled.
 
     Examples
     --------
@@ -127,7 +127,7 @@ class LRRN(nn.Module):
 
     @property
     def policy(self) -> SolvePolicy:
-        """How the differentiable passes solve unless told otherwise: ``solver``, ``tol`` and ``max_sweeps``."""
+        """Default solver settings of the differentiable passes: ``solver``, ``tol`` and ``max_sweeps``."""
         return SolvePolicy(self.solver, self.tol, None, self.max_sweeps)
 
     def forward(self, x: Tensor, policy: SolvePolicy | None = None) -> Tensor:
@@ -165,23 +165,23 @@ class LRRN(nn.Module):
         ----------
         x : float32 or float64 Tensor of shape (n, d_0)
         start : Tensor of shape (n, dim), optional
-            Stacked activations to start from, such as an earlier result.
+            Warm start: stacked activations, such as an earlier result.
         energy : LiftedEnergy, optional
-            That of the present parameters, detached and in the dtype of ``x``, where it is at hand: its Hessian is not built
-            again.
+            Energy of the current parameters, detached and in the dtype of ``x``. If given, its Hessian is reused instead of
+            being built again.
         policy : SolvePolicy, optional
             How to solve; :attr:`policy` if not given.
 
         Returns
         -------
         Tensor of shape (n, dim)
-            z_1, ..., z_L side by side, an eliminated output left out.
+            z_1, ..., z_L concatenated, without an eliminated output.
         """
         parameters = [p.to(x.dtype) for p in self.flat_parameters()]
         return minimiser(self.energy_of, policy or self.policy, x, parameters, start, energy)
 
     def read_out(self, x: Tensor, z: Tensor) -> Tensor:
-        """Return the output, of shape (n, d_L), that belongs to a stacked minimiser; differentiable."""
+        """Return the output of a stacked minimiser, of shape (n, d_L); differentiable."""
         return self.energy_of([p.to(x.dtype) for p in self.flat_parameters()]).output(x, z)
 
     @torch.no_grad()
@@ -195,7 +195,7 @@ class LRRN(nn.Module):
         start: Solution | Sequence[Tensor] | None = None,
         on_failure: str = "warn",
     ) -> Solution:
-        """Minimise the energy over the activations and report how well that went; not differentiable.
+        """Minimise the energy over the activations and report residuals and convergence; not differentiable.
 
         Parameters
         ----------
@@ -206,17 +206,18 @@ class LRRN(nn.Module):
         solver : str, default="auto"
             "auto", "coordinate_descent", "accelerated", "newton" or "reference".
         tol : float, optional
-            A sample has converged when its KKT residual, rounding allowed for, is at most ``tol * max(1, |q(x)|)``. Default
-            1e-6 in float64 and 1e-4 in float32; where float32 cannot tell, float64 decides. Below what float32 can resolve,
-            the solve and its result are in float64.
+            A sample has converged when its KKT residual, with an allowance for rounding, is at most
+            ``tol * max(1, |q(x)|)``. Default 1e-6 in float64 and 1e-4 in float32. Float32 residuals whose rounding error is
+            too large for a decision are recomputed in float64. If ``tol`` is below the resolution of float32, the solve and
+            its result are in float64.
         max_sweeps : int, default=1000
             Sweeps or iterations per sample.
         start : Solution or sequence of tensors of shape (n, d_k), optional
-            Activations to start from.
+            Warm start: activations to start from.
         on_failure : {"warn", "raise", "ignore"}, default="warn"
             What to do if a sample does not converge: warn with scikit-learn's ConvergenceWarning, raise
-            :class:`lrrn.ConvergenceError`, or leave it to the caller to look at ``converged``. A certified radius speaks of
-            solves that converge: "raise" leaves no others.
+            :class:`lrrn.ConvergenceError`, or leave it to the caller to check ``converged``. Certified radii hold only for
+            solves that converge; "raise" excludes all others.
 
         Returns
         -------
@@ -241,7 +242,7 @@ class LRRN(nn.Module):
                 solved = judged(solved, qp, energy, x, y, tol)
             hidden = list(solved.z.split(qp.hessian.sizes, dim=-1)) if qp.dim else []
             activations = [z.to(given) for z in (energy.activations(x, solved.z) if y is None else [*hidden, y])]
-            # the solve has looked at its unknowns; an output after them, or a narrower type, may overflow all the same
+            # the solver has checked its unknowns only: the output or a conversion to a narrower dtype may still overflow
             for z in activations if given != dtype else activations[-1:]:
                 solved = solved.flagged_unless(z.isfinite().all(-1))
             phase = "free phase" if y is None else "clamped phase"
@@ -249,16 +250,16 @@ class LRRN(nn.Module):
             return Solution(activations, solved.residual, solved.n_sweeps, solved.status, solved.solvers, energy, x, y)
 
     def energy(self, x: Tensor, z: Sequence[Tensor] | None = None, y: Tensor | None = None) -> Tensor:
-        """E at given activations, or at the minimiser.
+        """Return E at given activations, or at the minimiser.
 
         Parameters
         ----------
         x : Tensor of shape (n, d_0)
         z : sequence of L tensors of shape (n, d_k), optional
-            Activations. Without them, those of the free phase or, with ``y``, of the clamped phase are inferred and held
+            Activations. If not given, those of the free phase or, with ``y``, of the clamped phase are inferred and held
             fixed, which gives exact first derivatives (envelope theorem).
         y : Tensor of shape (n, d_L), optional
-            Target to clamp the output to; only without ``z``.
+            Target to clamp the output to; cannot be combined with ``z``.
 
         Returns
         -------
@@ -280,17 +281,17 @@ class LRRN(nn.Module):
         Parameters
         ----------
         method : {"auto", "paper", "spectral", "multiplier"}, default="auto"
-            "paper" is the product of the paper's constants; "spectral" uses every layer's singular values too and is never
-            worse; "multiplier" optimises one multiplier a unit and is never worse than that; "auto" is the best that its budget
-            allows.
+            "paper" is the product of the paper's constants. "spectral" also uses the singular values of every layer and is
+            never worse. "multiplier" optimises one Lagrangian multiplier per unit and is never worse than "spectral". "auto"
+            is the best bound within its budget.
         seconds : float, optional
-            Budget of "auto" (default 5) and of "multiplier" (default 300), turned into a number of steps, so that results do
-            not depend on the machine.
+            Time budget of "auto" (default 5) and of "multiplier" (default 300). It is converted into a number of steps, so
+            that results do not depend on the machine.
 
         Returns
         -------
         LipschitzBound
-            A float with ``.value``, ``.per_layer`` and ``.method``: the method that gave the value.
+            A float with ``.value``, ``.per_layer`` and ``.method``, the method that gave the value.
         """
         weights = list(self.W)
         if method not in LIPSCHITZ_METHODS:
@@ -310,19 +311,19 @@ class LRRN(nn.Module):
         sets = ", ".join(str(i) for i in self.intervals)
         return f"sizes={self.sizes}, beta={self.beta}, gamma={self.gamma:g}, constraints=({sets})"
 
-    # --- the energy of the present parameters -------------------------------------------------------------------------
+    # --- the energy of the current parameters -------------------------------------------------------------------------
 
     def flat_parameters(self) -> list[Tensor]:
-        """Return W, then b, then c, without those switched off."""
+        """Return W, then b, then c, without disabled biases."""
         return [p for group in self._groups() for p in group if p is not None]
 
     def _groups(self) -> tuple[tuple[Tensor | None, ...], ...]:
-        """Return W, b and c as tuples; reading them off the lists one by one would cost more than a small solve."""
+        """Return W, b and c as tuples; indexing the ParameterLists would cost more time than a small solve."""
         none = (None,) * len(self.W)
         return tuple(tuple(group._parameters.values()) or none for group in (self.W, self.b, self.c))
 
     def energy_of(self, parameters: Sequence[Tensor]) -> LiftedEnergy:
-        """Build the energy of a flat list of parameters, as :meth:`flat_parameters` orders them."""
+        """Build the energy of a flat list of parameters, in the order of :meth:`flat_parameters`."""
         n = len(self.sizes) - 1
         none = (None,) * n
         weights, rest = tuple(parameters[:n]), parameters[n:]
@@ -331,11 +332,11 @@ class LRRN(nn.Module):
         return LiftedEnergy(weights, b, c, self.beta, self.gamma, self.intervals)
 
     def energy_now(self) -> LiftedEnergy:
-        """Return the energy of the present parameters, detached but not copied: good until they change."""
+        """Return the energy of the current parameters, detached but not copied: valid until they change."""
         return self.energy_of([p.detach() for p in self.flat_parameters()])
 
     def energy_snapshot(self, dtype: torch.dtype) -> LiftedEnergy:
-        """Return the energy of a copy of the parameters; Hessian and eigenvalue bound are reused while they stay equal."""
+        """Return the energy of a copy of the parameters; Hessian and eigenvalue bound are cached until they change."""
         now = [p.detach() for p in self.flat_parameters()]
         if self._frozen is None or not _same(self._frozen[0], now):
             self._frozen = ([p.clone() for p in now], {})
@@ -348,7 +349,7 @@ class LRRN(nn.Module):
         return torch.promote_types(torch.promote_types(x.dtype, self.W[0].dtype), torch.float32)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the reusable copies out of pickles and deep copies."""
+        """Exclude the cached energies from pickles and deep copies."""
         return {**self.__dict__, "_frozen": None}
 
     # --- checks -------------------------------------------------------------------------------------------------------
@@ -392,7 +393,7 @@ def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
 
 
 def _check_finite(t: Tensor, name: str) -> None:
-    if math.isfinite(float(t.detach().sum())):  # then all of them are, and this takes a fraction of the time
+    if math.isfinite(float(t.detach().sum())):  # a finite sum implies finite entries, and is faster to check
         return
     finite = t.isfinite()
     if not bool(finite.all()):

@@ -1,4 +1,4 @@
-"""How solves are carried out: one frozen record that is passed along, and what its tolerances mean."""
+"""Solver settings, as one immutable record, and the tolerances they imply."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lrrn.solvers import solve, solve_fixed
 Observer = Callable[[QPSolution, Tensor, float, str], None]
 """Called after every solve with the solution, the scale of each residual, the tolerance and the name of the phase."""
 AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
-"""How far the differentiable passes go while they make progress, unless ``tol`` is set."""
+"""Target relative residual of the differentiable passes while they make progress, if ``tol`` is not set."""
 
 
 @final
 @dataclass(frozen=True)
 class Tolerances:
-    """Relative residuals: one that every sample must reach, and a tighter one to aim at."""
+    """Two relative residuals: one that every sample must reach, and a tighter target."""
 
     must: float
     aim: float
@@ -37,21 +37,22 @@ class Tolerances:
 @final
 @dataclass(frozen=True)
 class SolvePolicy:
-    """How to solve phases, and whom to notify.
+    """Solver settings, and a callback for the results.
 
     Attributes
     ----------
     solver : str
         "auto" or a name in ``lrrn.solvers.SOLVERS``.
     tol : float, optional
-        A sample has converged when its KKT residual is at most ``tol * max(1, |q|)``; by default what suits the dtype.
+        A sample has converged when its KKT residual is at most ``tol * max(1, |q|)``. The default depends on the dtype.
     aim : float, optional
-        Solves go on to this tighter tolerance while they make progress. By default ``tol`` if that is given, and otherwise as
-        tight as the dtype allows at little cost.
+        Tighter tolerance, to which solves continue while they make progress. By default ``tol`` if that is given, and
+        otherwise as tight as the dtype allows at little cost.
     max_sweeps : int
-        Sweeps or iterations per sample.
+        Maximum number of sweeps or iterations per sample.
     fixed_sweeps : int, optional
-        If set, solves take exactly so many accelerated sweeps and never wait for the device: for CUDA graphs.
+        If set, solves take exactly this number of accelerated sweeps and never synchronise with the device, as CUDA graphs
+        require.
     observer : callable
         Called after every solve; by default it warns of samples that did not converge.
     """
@@ -64,7 +65,7 @@ class SolvePolicy:
     observer: Observer = warn_if_not_converged
 
     def tolerances(self, dtype: torch.dtype) -> Tolerances:
-        """Return what every sample must reach, and how far solves go while they make progress."""
+        """Return the tolerance that every sample must reach and the tighter target for a dtype."""
         tol = DEFAULT_TOL[dtype] if self.tol is None else self.tol
         aim = self.aim if self.aim is not None else AIM[dtype] if self.tol is None else self.tol
         return Tolerances(tol, min(aim, tol))

@@ -1,9 +1,9 @@
 """Small batches on the CPU: the minimiser and its derivative in one compiled call each.
 
-At ten samples of a network of a hundred units the arithmetic of both takes a fraction of a millisecond, and calling torch a
-hundred times for it takes several. What does not converge within a few sweeps is left to the general way. These kernels call
-SciPy's BLAS, whose threads would cost more than they save, so they work while ``one_thread`` is held,
-as it is during every fit.
+For ten samples of a network of a hundred units, the arithmetic takes a fraction of a millisecond, but a hundred calls of torch
+take several milliseconds. Batches that do not converge within a few sweeps fall back to the general solvers. These kernels
+call SciPy's BLAS, whose threads would cost more than they save. They are therefore used only inside ``one_thread``, which every
+fit enters.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from lrrn.runtime.threads import holds_one_thread
 from lrrn.solvers.coordinate_descent import SINGLE_FROM, THREAD_WORK, panel_plan
 
 SWEEPS = 64
-"""Sweeps a solve may take here."""
+"""Maximum number of sweeps of a solve."""
 
 CACHED = 2**19
-"""Bytes of a matrix up to which our own W W^T is faster than that of a BLAS."""
+"""Size of W, in bytes, up to which the compiled W W^T is faster than that of BLAS."""
 
 
 @final
 class Minimum(NamedTuple):
-    """How far a solve of the free phase came.
+    """Result of a solve of the free phase.
 
-    What its residuals are relative to, whether all of them are small enough, and, if asked for, the output.
+    The solution, the scale of its residuals, whether all samples converged, and, if requested, the output.
     """
 
     solution: QPSolution
@@ -49,7 +49,7 @@ class Minimum(NamedTuple):
 
 @final
 class Adjoint(NamedTuple):
-    """The adjoint's solution, what its residuals are relative to, and derivatives in the parameters and, if asked for, in x."""
+    """The solution of the adjoint, the scale of its residuals, and derivatives in the parameters and, if requested, in x."""
 
     solution: QPSolution
     scale: Tensor
@@ -61,12 +61,12 @@ class Adjoint(NamedTuple):
 class SmallBatch:
     """The free phase of one batch and its adjoint.
 
-    It keeps no reference to what it returns: with the autograd node that would form a cycle.
+    It keeps no reference to its results: together with the autograd node, one would form a reference cycle.
 
     Parameters
     ----------
     structure : Structure
-        That of the network, as :func:`fit` returns it.
+        Structure of the network, from :func:`fit`.
     parameters : sequence of Tensor
         All W, then all b, then all c.
     x : Tensor of shape (n, d_0)
@@ -85,7 +85,7 @@ class SmallBatch:
         self._z = np.zeros((len(x), structure.lo.shape[1]), self._flat.dtype)
 
     def minimise(self, start: Tensor | None, with_output: bool = False) -> Minimum:
-        """Solve the free phase, from ``start`` of shape (n, dim) on if that is given."""
+        """Solve the free phase, with an optional warm start of shape (n, dim)."""
         from lrrn.kernels.cpu.small_batch import forward
 
         structure, tolerances, z = self._structure, self.tolerances, torch.from_numpy(self._z)
@@ -104,16 +104,16 @@ class SmallBatch:
         return Minimum(report.solution(z, converged), report.scale, converged, torch.from_numpy(output))
 
     def adjoint(self, given: Tensor, with_x: bool, of_output: bool = False) -> Adjoint | None:
-        """Solve the adjoint for the derivatives of a loss in the minimiser, or return None if that takes too long.
+        """Solve the adjoint for the derivatives of a loss in the minimiser; return None if it takes too many sweeps.
 
         Parameters
         ----------
         given : Tensor of shape (n, dim)
-            Those derivatives; or, of shape (n, d_L), those in the output.
+            Derivatives in the minimiser; with ``of_output``, derivatives in the output, of shape (n, d_L).
         with_x : bool
-            Whether derivatives in x are wanted.
+            Whether to compute derivatives in x.
         of_output : bool
-            Which of the two is given.
+            Whether ``given`` holds derivatives in the output.
         """
         from lrrn.kernels.cpu.small_batch import backward
 
@@ -139,17 +139,17 @@ class SmallBatch:
 
 @final
 class Fit(NamedTuple):
-    """What the compiled passes of a small batch work with."""
+    """Arguments of the compiled passes for small batches."""
 
     structure: Structure
     tolerances: Tolerances
 
 
 def fit(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor) -> Fit | None:
-    """Return None if a batch is not one for these kernels.
+    """Return the arguments of the compiled passes, or None if they do not apply to this batch.
 
-    It must be on the CPU, not empty, too small for a second thread, and BLAS held to one; and the policy one that coordinate
-    descent can follow.
+    The batch must be on the CPU, not empty, and too small for a second thread. BLAS must be limited to one thread. The policy
+    must allow coordinate descent.
     """
     if (
         not holds_one_thread()
@@ -169,7 +169,7 @@ def fit(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor) -> Fit | None:
 
 
 def gram(w: Tensor, out: Tensor) -> None:
-    """Write W W^T to ``out``, symmetric to the last bit."""
+    """Write W W^T to ``out``, bitwise symmetric."""
     if w.numel() * w.itemsize <= CACHED and w.is_contiguous():
         from lrrn.kernels.cpu import gram as _gram_numba
 
@@ -179,7 +179,7 @@ def gram(w: Tensor, out: Tensor) -> None:
 
 
 class _Report:
-    """Arrays that a kernel fills in about its solve."""
+    """Output arrays of a kernel that describe its solve."""
 
     def __init__(self, z: np.ndarray) -> None:
         n = len(z)
@@ -198,22 +198,22 @@ class _Report:
 @final
 @dataclass(frozen=True)
 class Structure:
-    """What compiled kernels read of a network besides its parameters.
+    """Arguments of compiled kernels that describe a network, apart from its parameters.
 
     Attributes
     ----------
     layers : tuple of ndarray
-        ``w_at``, ``b_at``, ``c_at``, ``sizes``, ``a``, ``ab`` and ``both``, as :mod:`lrrn.kernels.cpu.energy` explains them.
+        ``w_at``, ``b_at``, ``c_at``, ``sizes``, ``a``, ``ab`` and ``both``, as documented in :mod:`lrrn.kernels.cpu.energy`.
     free : tuple
-        How many layers are unknowns of the free phase, the plan of its panels, and their bounds, each of shape (1, dim).
+        Number of layers that are unknowns of the free phase, its panel plan, and the bounds, each of shape (1, dim).
     plan : tuple
-        That plan.
+        The panel plan.
     lo, hi : Tensor of shape (1, dim)
-        Those bounds.
+        The bounds.
     from_zero : bool
         Whether zero is feasible.
     reconstructs : bool
-        Whether the first layer does, so that W_0 W_0^T is needed.
+        Whether the first layer has a reconstruction term, so that W_0 W_0^T is needed.
     outputs : int
         Width of the output.
     """
@@ -229,7 +229,7 @@ class Structure:
 
 
 def structure_of(energy: LiftedEnergy) -> Structure:
-    """Return the structure of a network, which is made once and remembered."""
+    """Return the structure of a network; results are cached."""
     has_b, has_c = (tuple(part is not None for part in group) for group in (energy.b, energy.c))
     return _structure(energy.sizes, has_b, has_c, energy.beta, energy.gamma, energy.intervals, energy.weights[0].dtype)
 

@@ -1,4 +1,4 @@
-"""What inference returns: activations, energies, and what each answer is worth."""
+"""Results of inference: activations, energies, residuals, convergence status and error bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lrrn.runtime.lazy import lazy
 @final
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The answer to one inference problem per sample.
+    """The solution of one inference problem per sample.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Solution:
     status : int64 Tensor of shape (n,)
         :class:`~lrrn.qp.Status` codes.
     solvers : tuple of str
-        The solvers that worked on the batch, in order.
+        Names of the solvers used, in order.
     """
 
     activations: list[Tensor]
@@ -62,9 +62,9 @@ class Solution:
     def error_bound(self) -> Tensor:
         """Proven bound on the distance of the stacked activations from the exact ones, of shape (n,), float64.
 
-        Computed on first use, from a float64 recomputation of the residual; rounding is inside it. It covers the unknowns of
-        the phase that was solved: an eliminated or a clamped output is not among them. An eliminated output is off by at
-        most |W_{L-1}|_2 times this, plus the rounding of that product.
+        Computed on first use, from the residual recomputed in float64, with rounding errors included. It covers the unknowns
+        of the phase that was solved; an eliminated or clamped output is not among them. The error of an eliminated output is
+        at most |W_{L-1}|_2 times this bound, plus the rounding of that product.
         """
         n_unknown = self._energy.n_free if self._y is None else self._energy.n_layers - 1
         if n_unknown == 0:
@@ -76,7 +76,7 @@ class Solution:
 
 @final
 class ConvergenceError(RuntimeError):
-    """A solve missed its tolerance, and the caller asked for an error where that happens."""
+    """Raised if a solve does not reach its tolerance and ``on_failure="raise"``."""
 
 
 def raise_if_not_converged(solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
@@ -90,28 +90,28 @@ def warn_if_not_converged(solution: QPSolution, scale: Tensor, tol: float, what:
     """Issue scikit-learn's ConvergenceWarning if samples missed the tolerance."""
     message = _missed(solution, scale, tol, what)
     if message is not None:
-        # imported here because scikit-learn takes a second to load and most sessions never need the warning
+        # lazy import: scikit-learn takes a second to load, and the warning is rarely needed
         from sklearn.exceptions import ConvergenceWarning
 
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
 
 def ignore_failures(solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
-    """Leave it to the caller to look at the status."""
+    """Do nothing; the caller checks the status."""
 
 
 ON_FAILURE = {"warn": warn_if_not_converged, "raise": raise_if_not_converged, "ignore": ignore_failures}
-"""What may be done where samples miss the tolerance."""
+"""Functions to call after a solve, by the value of ``on_failure``."""
 
 
 def check_on_failure(on_failure: str) -> None:
-    """Refuse an unknown way to treat samples that do not converge."""
+    """Raise an error for an unknown value of ``on_failure``."""
     if on_failure not in ON_FAILURE:
         raise ValueError(f"on_failure must be one of {', '.join(map(repr, ON_FAILURE))}; got {on_failure!r}")
 
 
 def _missed(solution: QPSolution, scale: Tensor, tol: float, what: str) -> str | None:
-    """Return how many samples missed the tolerance, by how much and why; None if all converged."""
+    """Return a message on the samples that missed the tolerance: number, largest residual, reasons; None if there are none."""
     if solution.certain or not bool(solution.status.any()):  # CONVERGED is 0
         return None
     missed = ~solution.converged
@@ -125,9 +125,9 @@ def _missed(solution: QPSolution, scale: Tensor, tol: float, what: str) -> str |
 
 
 def top_two(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the label of each row of scores, and the runner-up: of equal scores the first counts as the larger.
+    """Return the indices of the largest and the second largest score of each row. Ties go to the first index.
 
-    ``argmax`` follows the same rule, and so does everything that names a label here; ``topk`` promises none.
+    ``argmax`` breaks ties in the same way, and so does every prediction of a label here. ``topk`` guarantees no order of ties.
     """
     best = scores.argmax(-1)
     return best, scores.scatter(-1, best.unsqueeze(-1), -torch.inf).argmax(-1)

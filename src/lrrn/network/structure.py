@@ -1,4 +1,4 @@
-"""What a network is made of, checked: widths, betas, discount, sets, initial weights."""
+"""Validation of constructor arguments (widths, betas, discount, constraint sets), and initial weights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lrrn.energy.constraints import ConstraintSpec, Interval, interval
 
 
 def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths as integers, or raise."""
+    """Return the widths as integers; raise ValueError if they are invalid."""
     if len(sizes) < 2 or any(not isinstance(d, numbers.Integral) or d < 1 for d in sizes):
         raise ValueError(f"sizes needs at least an input and an output width, all positive integers; got {tuple(sizes)}")
     return tuple(int(d) for d in sizes)
 
 
 def checked_beta(beta: float | Sequence[float], n_layers: int) -> tuple[float, ...]:
-    """Return one beta a layer, or raise."""
+    """Return one beta per layer; raise ValueError if they are invalid."""
     if isinstance(beta, numbers.Real):
         beta = (float(beta),) * (n_layers - 1) + (0.0,)
     values = tuple(float(b) for b in beta)  # type: ignore[union-attr]
@@ -30,7 +30,7 @@ def checked_beta(beta: float | Sequence[float], n_layers: int) -> tuple[float, .
 
 
 def checked_gamma(gamma: float, n_layers: int) -> float:
-    """Return the discount as a float, or raise."""
+    """Return the discount as a float; raise ValueError if it is invalid."""
     if not (math.isfinite(gamma) and gamma > 0):
         raise ValueError(f"gamma must be a positive number; got {gamma}")
     with_depth = (n_layers - 1) * math.log10(gamma)
@@ -40,7 +40,7 @@ def checked_gamma(gamma: float, n_layers: int) -> float:
 
 
 def hidden_intervals(constraint: ConstraintSpec | Sequence[ConstraintSpec], n_hidden: int) -> tuple[Interval, ...]:
-    """Return one interval a hidden layer, or raise."""
+    """Return one interval per hidden layer; raise ValueError if the number is wrong."""
     single = isinstance(constraint, str | Interval) or (
         len(constraint) == 2 and all(isinstance(end, numbers.Real) for end in constraint)
     )
