@@ -1,4 +1,4 @@
-"""From weights to QPs: the lifted energy, its phases and its derivatives."""
+"""The lifted energy of a network, the QPs of its phases, and its derivatives."""
 
 from lrrn.energy.lifted import LiftedEnergy
 

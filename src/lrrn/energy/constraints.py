@@ -1,4 +1,4 @@
-"""Interval sets: the closed, convex, separable sets C_k that activations live in."""
+"""Interval sets: the closed, convex, separable feasible sets C_k of the activations."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ ConstraintSpec = str | Interval | tuple[float, float]
 
 
 def interval(spec: ConstraintSpec) -> Interval:
-    """Turn a user's constraint into an :class:`Interval`.
+    """Convert a constraint argument to an :class:`Interval`.
 
     Parameters
     ----------
     spec : {"free", "nonneg", "box"}, (lo, hi) or Interval
-        A named set, a pair of bounds, or an interval as it is.
+        A named set, a pair of bounds, or an interval, which is returned unchanged.
 
     Returns
     -------
     Interval
-        The set meant.
+        The feasible set.
     """
     if isinstance(spec, Interval):
         return spec

@@ -1,7 +1,7 @@
 """Derivatives of energies in the parameters at fixed activations, in closed form.
 
-Autograd on :meth:`LiftedEnergy.value` gives the same numbers, and the tests hold these to it; written out they take a fraction
-of the operations. With R_k = z_{k+1} - W_k z_k - b_k and S_k = W_k^T z_{k+1} - z_k - c_k,
+Autograd on :meth:`LiftedEnergy.value` gives the same values, and the tests compare both. The closed form needs a fraction of
+the operations. With R_k = z_{k+1} - W_k z_k - b_k and S_k = W_k^T z_{k+1} - z_k - c_k,
 
     dE/dW_k = a_k (-R_k z_k^T + beta_k z_{k+1} S_k^T),    dE/db_k = -a_k R_k,    dE/dc_k = -a_k beta_k S_k.
 
@@ -32,12 +32,12 @@ class Gradients(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """Activations of a batch and the weight each sample's energy has.
+    """Activations of a batch, and the weight of each sample's energy.
 
     Parameters
     ----------
     blocks : sequence of Tensor of shape (n, d_k)
-        z_1, z_2, ...; a layer of the energy counts if its upper activations are there, so an eliminated output stays out.
+        z_1, z_2, .... A layer of the energy is included if its upper activations are given; an eliminated output is not.
     weight : Tensor of shape (n, 1)
     """
 
@@ -56,7 +56,8 @@ def energy_gradients(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase], b
         The input, the same for every phase.
     phases : sequence of Phase
     balanced : bool, default=False
-        Promise that there are two phases with opposite weights: a contrastive difference, whose cancellation is then avoided.
+        Set to True if there are exactly two phases, with opposite weights. The contrastive difference is then computed in a
+        form that avoids cancellation.
 
     Returns
     -------
@@ -64,7 +65,7 @@ def energy_gradients(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase], b
     """
     out, both = Gradients([], [], []), 0
     if balanced:
-        # E is quadratic in z, so a difference of energies is the slope half-way between, along the difference of activations
+        # E is quadratic in z, so a difference of energies is the slope at the midpoint along the difference of activations
         up, down = phases
         pairs = list(zip(up.blocks, down.blocks, strict=False))
         both, zs, ws = len(pairs), [(u + v) / 2 for u, v in pairs], [up.weight * (u - v) for u, v in pairs]
@@ -132,7 +133,7 @@ def _later_layer(energy: LiftedEnergy, k: int, phases: Sequence[Phase]) -> tuple
 def slope_gradients(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> Gradients:
     """Return the derivatives, summed over samples, of the slope d/dt E(z + t w; x) at t = 0 over the free phase's layers.
 
-    E is quadratic in z, so the slope is 1/2 [E(z + w; x) - E(z - w; x)], without that difference's cancellation.
+    E is quadratic in z, so the slope is 1/2 [E(z + w; x) - E(z - w; x)], computed without the cancellation in that difference.
 
     Parameters
     ----------
@@ -166,7 +167,7 @@ def _first_slope(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> tuple
     if beta:
         (n, units), inputs = z.shape, x.shape[1]
         if units * (n + inputs) > 4 * n * inputs:
-            # the same in fewer multiplications, where the layer is wide for the batch
+            # equal value, but fewer multiplications if the layer is wide compared to the batch
             d_w.addmm_(z.mT, w @ weight, alpha=a * beta).addmm_(w.mT, z @ weight, alpha=a * beta)
         else:
             cross = torch.mm(z.mT, w)
@@ -197,7 +198,7 @@ def _later_slope(
 
 
 def _append(out: Gradients, d_w: Tensor, d_b: Tensor | None, d_c: Tensor | None, b: Tensor | None, c: Tensor | None) -> None:
-    """Add one layer; a bias that exists but does not enter has derivative zero."""
+    """Append one layer; an existing bias without influence has derivative zero."""
     out.weights.append(d_w)
     out.b.append(None if b is None else torch.zeros_like(b) if d_b is None else d_b)
     out.c.append(None if c is None else torch.zeros_like(c) if d_c is None else d_c)

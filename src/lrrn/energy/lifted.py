@@ -1,4 +1,4 @@
-"""The lifted energy of the paper (eq. LRRN, discounted) and the QPs it gives rise to.
+"""The lifted energy of the paper (eq. LRRN, discounted) and the QPs derived from it.
 
     E(z; x) = 1/2 sum_k gamma^k ( |z_{k+1} - W_k z_k - b_k|^2 + beta_k |W_k^T z_{k+1} - z_k - c_k|^2 ),   z_0 = x
 
@@ -27,7 +27,9 @@ from lrrn.runtime.precision import in_full_precision
 @final
 @dataclass(frozen=True, eq=False)
 class LiftedEnergy:
-    """The energy of a network with given parameters; a snapshot, so build a new one after changing them.
+    """The energy of a network with given parameters.
+
+    Derived quantities are cached, so build a new object after changing the parameters.
 
     Parameters
     ----------
@@ -38,7 +40,7 @@ class LiftedEnergy:
     c : tuple of Tensor of shape (d_k,) or None
         Reconstruction biases; None means zero.
     beta : tuple of float
-        Weights of the reconstruction terms, one a layer, >= 0.
+        Weights of the reconstruction terms, one per layer, >= 0.
     gamma : float
         Discount of later layers, > 0.
     intervals : tuple of Interval
@@ -69,11 +71,11 @@ class LiftedEnergy:
 
     @property
     def eliminated(self) -> bool:
-        """Whether the output layer leaves the free phase exactly: a free output without reconstruction."""
+        """Whether the output is eliminated from the free phase: it is unconstrained and has no reconstruction term."""
         return self.intervals[-1].is_free and self.beta[-1] == 0
 
     def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> LiftedEnergy:
-        """Return the same energy, detached, with parameters in another float type or place."""
+        """Return the same energy, detached, with parameters of another dtype or on another device."""
         return LiftedEnergy(
             tuple(w.detach().to(device, dtype) for w in self.weights),
             tuple(None if b is None else b.detach().to(device, dtype) for b in self.b),
@@ -85,13 +87,13 @@ class LiftedEnergy:
 
     @lazy
     def exact(self) -> LiftedEnergy:
-        """The same energy in float64, where proofs are made."""
+        """The same energy in float64, which proven bounds use."""
         return self if self.weights[0].dtype == torch.float64 else self.to(torch.float64)
 
     # --- values -------------------------------------------------------------------------------------------------------
 
     def value(self, x: Tensor, z: Sequence[Tensor]) -> Tensor:
-        """E(z; x) per sample, differentiable in everything.
+        """Return E(z; x) per sample, differentiable in ``x``, ``z`` and the parameters.
 
         Parameters
         ----------
@@ -128,7 +130,7 @@ class LiftedEnergy:
 
     @torch.no_grad()
     def free(self, x: Tensor) -> BoxQP:
-        """Return the free phase: minimise E(z; x) over the activations, an eliminated output left out."""
+        """Return the free phase: minimise E(z; x) over the activations, except an eliminated output."""
         return self._boxed(self.free_hessian, self._linear(x))
 
     @torch.no_grad()
@@ -139,12 +141,12 @@ class LiftedEnergy:
     @in_full_precision
     @torch.no_grad()
     def clamp(self, free: BoxQP, y: Tensor) -> BoxQP:
-        """Return the clamped phase that belongs to a free phase; only the last hidden block of q differs."""
+        """Return the clamped phase for the inputs of a free phase; only the last hidden block of q differs."""
         hidden = sum(self.sizes[1:-1])
         q = free.q[:, :hidden].clone()
         if hidden:
             a, w, b = self.discounts[-1], self.weights[-1], self.b[-1]
-            # q[L-1] += a_{L-1} (1 + beta_{L-1}) W_{L-1}^T y, and an eliminated output comes back with its bias
+            # q[L-1] += a_{L-1} (1 + beta_{L-1}) W_{L-1}^T y, plus the bias term if the output is eliminated
             pull = y * (1 + self.beta[-1]) - b if self.eliminated and b is not None else y * (1 + self.beta[-1])
             q[:, -self.sizes[-2] :].addmm_(pull, w, alpha=a)
         return self._boxed(self.clamped_hessian, q)
@@ -186,7 +188,7 @@ class LiftedEnergy:
 
     @in_full_precision
     def output(self, x: Tensor, z: Tensor) -> Tensor:
-        """Return z_L alone, of stacked free activations."""
+        """Return only z_L, from stacked free activations."""
         if not self.eliminated:
             return z[:, -self.sizes[-1] :]
         features = z[:, -self.sizes[-2] :] if self.n_free else x
@@ -195,7 +197,7 @@ class LiftedEnergy:
     @in_full_precision
     @torch.no_grad()
     def reconstruct(self, z: Tensor, layer: int) -> Tensor:
-        """Reconstruct inputs from the activations of one layer alone, going down: z_k = W_k^T z_{k+1} - c_k, kept inside C_k.
+        """Reconstruct inputs from the activations of one layer, top-down: z_k = W_k^T z_{k+1} - c_k, projected onto C_k.
 
         Parameters
         ----------
@@ -215,7 +217,7 @@ class LiftedEnergy:
                 below = below.clamp(self.intervals[k - 1].lo, self.intervals[k - 1].hi)
         return below
 
-    # --- what an inexact answer is worth ------------------------------------------------------------------------------
+    # --- error bounds of inexact solutions ----------------------------------------------------------------------------
 
     @torch.no_grad()
     def error_bound(self, x: Tensor, z: Tensor, y: Tensor | None = None) -> Tensor:
@@ -225,7 +227,7 @@ class LiftedEnergy:
         ----------
         x : float64 Tensor of shape (n, d_0)
         z : Tensor of shape (n, dim)
-            Stacked answer to the free phase or, with ``y``, to the clamped phase.
+            Stacked solution of the free phase or, with ``y``, to the clamped phase.
         y : float64 Tensor of shape (n, d_L), optional
         """
         qp = self.free(x) if y is None else self.clamped(x, y)
@@ -234,7 +236,7 @@ class LiftedEnergy:
 
     @lazy
     def rounding(self) -> Rounding:
-        """How far what is computed with this energy can be from its true value."""
+        """Bounds on the rounding errors of quantities computed with this energy."""
         return Rounding(self)
 
     @lazy
@@ -276,7 +278,7 @@ class LiftedEnergy:
 
     @torch.no_grad()
     def _hessian(self, m: int, closed: bool) -> BlockTridiagonal:
-        """First ``m`` blocks of H; if ``closed``, layer m is there too and presses on block m - 1."""
+        """Return the first ``m`` blocks of H; if ``closed``, block m - 1 includes the terms of layer m."""
         diag = [self._own_block(k) if k + 1 == m and not closed else self._pressed_block(k) for k in range(m)]
         return BlockTridiagonal(tuple(diag), tuple(self._coupling(k + 1) for k in range(m - 1)))
 

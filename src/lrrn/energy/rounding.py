@@ -1,4 +1,4 @@
-"""How far what is computed with an energy can be from its true value."""
+"""Bounds on the rounding errors of quantities computed with an energy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Rounding:
     Parameters
     ----------
     energy : LiftedEnergy
-        It owns this object, which refers back weakly: a cycle would keep Hessians until the next garbage collection.
+        The owner of this object, held by weak reference: a reference cycle would keep Hessians alive until the next garbage
+        collection.
     """
 
     def __init__(self, energy: LiftedEnergy) -> None:
@@ -33,12 +34,12 @@ class Rounding:
 
     @lazy
     def inner(self) -> float:
-        """gamma_{d+8}, generously: the relative rounding of an inner product over a layer and a few products more."""
+        """Upper bound on gamma_{d+8}: the relative rounding error of an inner product over a layer and a few more products."""
         return 2 * (max(self._energy.sizes) + 8) * torch.finfo(self._energy.weights[0].dtype).eps
 
     def hessian(self, h: BlockTridiagonal) -> float:
-        """Bound the norm of the rounding of a Hessian."""
-        # the trace dominates every |W_k|_F^2 that entered, hence the rounding of each product
+        """Bound the norm of the rounding error of a Hessian."""
+        # the trace bounds every |W_k|_F^2 in H, and therefore the rounding error of each product
         return self.inner * float(h.diagonal.sum())
 
     def smallest_eigenvalue(self, h: BlockTridiagonal) -> float:
@@ -47,12 +48,12 @@ class Rounding:
 
     @lazy
     def free(self) -> RoundingCoefficients:
-        """How far a free phase's residual, as computed in float64, can be from the true one."""
+        """Bound on the rounding error of the residual of a free phase, computed in float64."""
         return self._residual(self._energy.free_hessian)
 
     @lazy
     def clamped(self) -> RoundingCoefficients:
-        """How far a clamped phase's residual, as computed in float64, can be from the true one."""
+        """Bound on the rounding error of the residual of a clamped phase, computed in float64."""
         return self._residual(self._energy.clamped_hessian)
 
     def _residual(self, h: BlockTridiagonal) -> RoundingCoefficients:
@@ -69,9 +70,9 @@ class Rounding:
 
     @lazy
     def root(self) -> tuple[float, float]:
-        """How far sqrt(2 E), as computed, can be from its true value: per unit of |x| + |z|, and a constant.
+        """Bound on the rounding error of sqrt(2 E): a coefficient of |x| + |z|, and a constant.
 
-        sqrt(2 E) is the norm of the stacked mismatches, and each of them is an inner product and two sums away from its data.
+        sqrt(2 E) is the norm of the stacked mismatches, and each of them is computed by an inner product and two sums.
         """
         energy, slope, constant = self._energy, 0.0, 0.0
         for k, a in enumerate(energy.discounts):
@@ -82,11 +83,11 @@ class Rounding:
         return rounding * slope, rounding * constant
 
     def noise(self, qp: BoxQP, x: Tensor, z: Tensor, y: Tensor | None = None) -> Tensor:
-        """Estimate how far a residual computed in the energy's own float type is from the true one, per sample.
+        """Estimate the rounding error of a residual computed in the dtype of the energy, per sample.
 
-        The proven bound counts every rounding as if all went the same way and lets too few answers pass. They do not, and sums
-        of many terms err by little more than the last place of the norms that enter; on random networks the true figure stayed
-        below half of this one.
+        The proven bound assumes that all rounding errors have the same sign, and would reject too many solutions. In practice
+        they partly cancel: the error of a sum of many terms is little more than one unit in the last place of the norms
+        involved. On random networks the true error stayed below half of this estimate.
         """
         # H z and the products in H, then q and the products in q
         norm = self._free_norm if y is None else self._clamped_norm
@@ -107,13 +108,13 @@ class Rounding:
 
     @lazy
     def _reach(self) -> list[float]:
-        """How much of the size of x, by the first entry, or of a clamped output, by the last one, enters q at most."""
+        """Bounds on the gain into q: from the norm of x in the first entry, from that of a clamped output in the last."""
         energy = self._energy
         return [a * (1 + beta) * _norm(w) for a, beta, w in zip(energy.discounts, energy.beta, energy.weights, strict=True)]
 
     @lazy
     def _linear_sizes(self) -> list[float]:
-        """Norms of every layer's bias terms of q, which bound their rounding."""
+        """Norms of the bias terms of q per layer, which bound their rounding errors."""
         energy = self._energy
         return [
             a * (1 + _norm(energy.weights[k])) * (_norm(energy.b[k]) + energy.beta[k] * _norm(energy.c[k]))
