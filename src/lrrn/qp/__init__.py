@@ -1,4 +1,4 @@
-"""The one problem type, a box-constrained QP, and its solution: where energies and solvers meet."""
+"""Box-constrained QPs and their solutions: the interface between energies and solvers."""
 
 from lrrn.qp.box_qp import DEFAULT_TOL, BoxQP, QPSolution, RoundingCoefficients, Status, kkt_residual, row_norms
 

@@ -1,4 +1,4 @@
-"""The one problem type of the package: a box-constrained QP whose Hessian is shared by a batch.
+"""The problem type of this package: a box-constrained QP whose Hessian is shared by a batch.
 
     minimise 1/2 z^T H z - q^T z   subject to   lo <= z <= hi
 
@@ -33,7 +33,7 @@ class Status(enum.IntEnum):
 
     @property
     def message(self) -> str:
-        """The status in words, with what to do about it."""
+        """Description of the status, with advice."""
         return _MESSAGES[self]
 
 
@@ -87,7 +87,7 @@ class BoxQP:
     lo, hi : Tensor of shape (1, dim) or (n, dim)
         Bounds, shared or per sample.
     linear : bool, default=False
-        Promise that every unit is either fixed at zero or free: the problem is then a system of linear equations.
+        Set to True if every unit is either fixed at zero or free. The problem is then a system of linear equations.
     """
 
     hessian: BlockTridiagonal
@@ -97,7 +97,7 @@ class BoxQP:
     linear: bool = False
 
     def __post_init__(self) -> None:
-        # kernels take both bounds to be shared, or both to be the samples' own
+        # kernels expect both bounds to be shared, or both to be per sample
         if self.lo.shape[0] != self.hi.shape[0]:
             for name in ("lo", "hi"):
                 object.__setattr__(self, name, getattr(self, name).expand(self.n_samples, -1).contiguous())
@@ -114,7 +114,7 @@ class BoxQP:
 
     @lazy
     def scale(self) -> Tensor:
-        """max(1, |q|) per sample: what ``tol`` is relative to. Finite even where |q| is not."""
+        """max(1, |q|) per sample, to which ``tol`` is relative. Finite even if |q| overflows."""
         return row_norms(self.q).clamp_(min=1.0, max=1e300)
 
     def project(self, z: Tensor) -> Tensor:
@@ -143,19 +143,19 @@ class BoxQP:
         Parameters
         ----------
         z : Tensor of shape (n, dim)
-            Any point, in any float type. Entries that equal a bound rounded to that type count as on the bound.
+            Any point, in any float type. Entries equal to a bound rounded to that dtype are treated as on the bound.
         mu : float
             A proven lower bound on the smallest eigenvalue of H.
         rounding : RoundingCoefficients
-            How far the computed residual can be from the true one.
+            Bound on the rounding error of the computed residual.
         x : Tensor of shape (n,)
             Norms of the data that ``q`` was computed from.
 
         Returns
         -------
         Tensor of shape (n,)
-            ``|z - z'| + (|r(z')| + rounding) / mu`` with ``z'`` the feasible point ``z`` stands for; ``inf`` if ``mu``
-            is not positive. This QP must be a float64 one.
+            ``|z - z'| + (|r(z')| + rounding) / mu`` with ``z'`` the feasible point that ``z`` represents; ``inf`` if
+            ``mu`` is not positive. This QP must be in float64.
         """
         if self.q.dtype != torch.float64:
             raise TypeError(f"error bounds are computed on a float64 problem; this one is {self.q.dtype}")
@@ -173,7 +173,7 @@ class BoxQP:
 
 @final
 class RoundingCoefficients(NamedTuple):
-    """A bound on the rounding of a residual computed in float64: per unit of |z|, |q| and |x|, and a constant."""
+    """A bound on the rounding of a residual computed in float64: coefficients of |z|, |q| and |x|, and a constant."""
 
     z: float
     q: float
@@ -188,7 +188,7 @@ class RoundingCoefficients(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class QPSolution:
-    """What a solver returns for a :class:`BoxQP`: a feasible point per sample and how good it is.
+    """Result of a solver for a :class:`BoxQP`: a feasible point per sample, its residual and its status.
 
     Parameters
     ----------
@@ -203,9 +203,9 @@ class QPSolution:
     status : int64 Tensor of shape (n,)
         :class:`Status` codes.
     solvers : tuple of str
-        The solvers that worked on the batch, in order.
+        Names of the solvers used, in order.
     certain : bool
-        Whether all samples are known to have converged, so that nobody need look at ``status``.
+        Whether all samples are known to have converged, so that ``status`` need not be read.
     """
 
     z: Tensor
@@ -222,11 +222,11 @@ class QPSolution:
         return self.status == int(Status.CONVERGED)
 
     def value(self, qp: BoxQP) -> Tensor:
-        """1/2 z^T H z - q^T z per sample, of shape (n,), for the problem this is the solution of."""
+        """1/2 z^T H z - q^T z per sample, of shape (n,), for the problem that was solved."""
         return 0.5 * (self.z * (self.gradient - qp.q)).sum(-1)
 
     def doubted(self, limit: Tensor) -> QPSolution:
-        """Return the same with the status STALLED where it was CONVERGED and the residual is not within ``limit``."""
+        """Return a copy whose status is STALLED instead of CONVERGED where the residual exceeds ``limit``."""
         sure = self.residual <= limit
         if bool(sure.all()):
             return self
@@ -234,7 +234,7 @@ class QPSolution:
         return QPSolution(self.z, self.gradient, self.residual, self.n_sweeps, status, self.solvers)
 
     def replaced(self, rows: Tensor, residual: Tensor, limit: Tensor) -> QPSolution:
-        """Return the same with residuals of some rows computed elsewhere, more exactly, and the status they imply."""
+        """Return a copy with more accurate residuals for some rows, and the status they imply."""
         residuals, status = self.residual.clone(), self.status.clone()
         residuals[rows] = residual
         status[rows] = torch.where(residual <= limit, int(Status.CONVERGED), status[rows])
@@ -242,14 +242,14 @@ class QPSolution:
         return QPSolution(self.z, self.gradient, residuals, self.n_sweeps, status, self.solvers)
 
     def flagged_unless(self, finite: Tensor) -> QPSolution:
-        """Return the same with the status NON_FINITE where ``finite``, of shape (n,), is False."""
+        """Return a copy with the status NON_FINITE where ``finite``, of shape (n,), is False."""
         if bool(finite.all()):
             return self
         status = torch.where(finite, self.status, int(Status.NON_FINITE))
         return QPSolution(self.z, self.gradient, self.residual, self.n_sweeps, status, self.solvers)
 
     def take(self, rows: Tensor) -> QPSolution:
-        """Return the part of the given row indices."""
+        """Return the solutions of the given row indices."""
         return QPSolution(
             self.z[rows], self.gradient[rows], self.residual[rows], self.n_sweeps[rows], self.status[rows], self.solvers
         )
