@@ -1,6 +1,6 @@
-"""Symmetric block-tridiagonal matrices: the shape of every Hessian in this package.
+"""Symmetric block-tridiagonal matrices: the structure of every Hessian in this package.
 
-Work and memory grow with the blocks, not with the square of all units.
+Time and memory depend on the sizes of the blocks, not on the square of the total number of units.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from lrrn.runtime.lazy import lazy
 from lrrn.runtime.precision import in_full_precision
 
 PANEL = 256
-"""Rows of a factor whose residual is computed at a time."""
+"""Number of rows of a factor per step of the residual computation."""
 
 
 @in_full_precision
 def gram(w: Tensor) -> Tensor:
-    """Return W W^T of shape (..., d, d), symmetric to the last bit, which a matrix product alone is on some processors only."""
+    """Return W W^T of shape (..., d, d), bitwise symmetric, unlike a plain matrix product on some processors."""
     return symmetrised(w @ w.mT) if w.shape[-1] > 1 else w * w.mT
 
 
 def symmetrised(block: Tensor) -> Tensor:
-    """Return the mean of a block and its transpose: addition commutes in floating point, so the result is symmetric exactly."""
+    """Return the mean of a block and its transpose: floating-point addition commutes, so the result is exactly symmetric."""
     return torch.add(block, block.mT).mul_(0.5)
 
 
@@ -68,7 +68,7 @@ class BlockTridiagonal:
 
     @property
     def device(self) -> torch.device:
-        """Where the blocks live."""
+        """Device of the blocks."""
         return self.diag[0].device
 
     @property
@@ -117,7 +117,7 @@ class BlockTridiagonal:
         return BlockTridiagonal(tuple(diag), self.sub)
 
     def restricted(self, free: Tensor) -> BlockTridiagonal:
-        """Replace the rows and columns of units that are not ``free`` by those of the identity, one matrix a sample.
+        """Replace the rows and columns of units that are not ``free`` by those of the identity, one matrix per sample.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class BlockTridiagonal:
         plain = math.hypot(*map(_norm, self.diag), *(math.sqrt(2) * _norm(block) for block in self.sub))
         if 1e-100 < plain < math.inf:
             return plain
-        # entries are divided by the largest one, or squares of large ones overflow
+        # divide by the largest entry, so that squares do not overflow
         size = max(float(block.abs().max()) for block in (*self.diag, *self.sub)) or 1.0
         squares = sum(float((block / size).square().sum()) for block in self.diag)
         squares += 2 * sum(float((block / size).square().sum()) for block in self.sub)
@@ -154,7 +154,7 @@ class BlockTridiagonal:
         return torch.cat(sums, dim=-1)
 
     def dense(self) -> Tensor:
-        """Return the whole matrix, of shape (..., dim, dim): for small sizes and for tests."""
+        """Return the dense matrix, of shape (..., dim, dim), for small sizes and for tests."""
         out = self.diag[0].new_zeros((*self.diag[0].shape[:-2], self.dim, self.dim))
         ends = torch.tensor((0, *self.sizes)).cumsum(0).tolist()
         for k, block in enumerate(self.diag):
@@ -166,7 +166,7 @@ class BlockTridiagonal:
 
     @in_full_precision
     def cholesky(self) -> BlockCholesky:
-        """Factor H = F F^T block by block; ``BlockCholesky.ok`` says for which matrices of the batch it succeeded."""
+        """Factor H = F F^T block by block; ``BlockCholesky.ok`` flags the matrices of the batch for which it succeeded."""
         lower: list[Tensor] = []
         below: list[Tensor] = []
         ok = torch.ones(self.diag[0].shape[:-2], dtype=torch.bool, device=self.device)
@@ -202,14 +202,15 @@ class BlockCholesky:
 
     @in_full_precision
     def defect(self, h: BlockTridiagonal) -> float:
-        """Return a proven bound on the norm of H - F F^T for an unbatched factor, however it was computed; NaN if it has none.
+        """Return a proven bound on the norm of H - F F^T for an unbatched factor; NaN if there is none.
 
-        The difference is computed, and the rounding of that bounded: of an inner product over a row of F, and of one sum.
+        The bound holds however the factor was computed. It is the norm of the computed difference plus a bound on its rounding
+        error, which is that of an inner product over a row of F and of one sum.
         """
         squares, size = 0.0, 0.0
         for k, factor in enumerate(self.lower):
             size += _norm(factor) ** 2
-            # panel by panel below the diagonal: the rest mirrors it, and a row of the factor ends at the diagonal
+            # lower triangle only, panel by panel: the difference is symmetric, and rows of the factor end at the diagonal
             for start in range(0, len(factor), PANEL):
                 for first in range(0, start + 1, PANEL):
                     rows, columns = slice(start, start + PANEL), slice(first, first + PANEL)
@@ -222,8 +223,8 @@ class BlockCholesky:
         for k, below in enumerate(self.below):
             squares += 2 * _norm(h.sub[k] - below @ self.lower[k].mT) ** 2
             size += _norm(below) ** 2
-        # | |F| |F|^T |_F <= |F|_F^2 = size, so inner products are off by gamma_m size in norm, m their length: EPS is twice the
-        # unit roundoff that gamma is made of. What underflows is below the smallest normal number in each of them
+        # | |F| |F|^T |_F <= |F|_F^2 = size, so the error of inner products of length m is at most gamma_m size in norm. EPS is
+        # twice the unit roundoff in gamma. Underflow costs less than the smallest normal number per product
         length = max(a + b for a, b in zip(h.sizes, (0, *h.sizes), strict=False))
         info = torch.finfo(h.dtype)
         rounding = info.eps * ((length + 4) * size + h.frobenius()) + h.dim * length * info.smallest_normal
@@ -231,10 +232,10 @@ class BlockCholesky:
 
     @in_full_precision
     def solve(self, rhs: Tensor) -> Tensor:
-        """Solve H z = rhs for rows of ``rhs``, of shape (n, dim): one matrix for all rows, or one a row if batched."""
+        """Solve H z = rhs for rows of ``rhs``, of shape (n, dim): one matrix for all rows, or one per row if batched."""
         batched = self.lower[0].dim() > 2
         sizes = [block.shape[-1] for block in self.lower]
-        # columns: (n, d, 1) against a factor a sample, (d, n) against a shared factor
+        # columns: (n, d, 1) for one factor per sample, (d, n) for a shared factor
         parts = [part.unsqueeze(-1) if batched else part.mT for part in rhs.split(sizes, dim=-1)]
         for k, factor in enumerate(self.lower):
             if k > 0:

@@ -1,8 +1,8 @@
-"""Eigenvalue and norm bounds that are proven, not estimated.
+"""Proven bounds on eigenvalues and norms, by verified Cholesky factorisation.
 
-An estimate says where to look; a floating-point factorisation then proves it. If A - c I = F F^T + R, then A has no eigenvalue
-below c - |R|, whatever algorithm computed F: R is computed too, and the rounding of that bounded. So a proof rests on sums and
-products alone, on any processor and device. Everything here computes in float64.
+An estimate supplies a candidate, and a floating-point factorisation proves it. If A - c I = F F^T + R, then A has no eigenvalue
+below c - |R|, whatever algorithm computed F. R is computed as well, and its rounding error is bounded. The proof therefore
+relies on sums and products only, on any processor and device. All computations are in float64.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from lrrn.linalg.blocks import BlockTridiagonal, gram
 
 EPS = torch.finfo(torch.float64).eps
 UNDERFLOW = 1e-300
-"""More than underflow can take from a sum of squares of any length that fits into memory."""
+"""Upper bound on the underflow error of a sum of squares of any length that fits into memory."""
 DENSE_LIMIT = 512
-"""Up to this size the estimate is a full eigenvalue decomposition, above it a subspace iteration."""
+"""Largest size for which estimates use a full eigenvalue decomposition; above it, they use subspace iteration."""
 
 
 def margin(h: BlockTridiagonal, shift: float, error: float) -> float:
-    """Return a shift c for which factoring (h + shift I) - c I can be expected to prove h + shift I positive definite.
+    """Return a shift c for which a factorisation of (h + shift I) - c I should prove that h + shift I is positive definite.
 
     The residual of a factorisation is about (n + 1) EPS / 2 times the trace at most (Rump, "Verification of positive
-    definiteness", 2006); c is eight times that. ``error`` bounds the spectral norm of (matrix meant - matrix stored).
+    definiteness", 2006); c is eight times that. ``error`` bounds the spectral norm of (exact matrix - stored matrix).
     """
     return _allowance(h, shift) + error
 
 
 def _allowance(h: BlockTridiagonal, shift: float) -> float:
-    """Return what the residual of a factorisation may be."""
+    """Return the largest residual norm of a factorisation that a proof allows."""
     trace = float(h.diagonal.abs().sum()) + abs(shift) * h.dim
     return 4 * (h.dim + 8) * EPS * trace
 
@@ -41,7 +41,7 @@ def is_positive_definite(h: BlockTridiagonal, shift: float = 0.0, error: float =
     """Whether every matrix within ``error`` of h + shift I is proven positive definite; False means "not proven"."""
     shifted = _shifted(h, shift, error)
     factor = shifted.cholesky()
-    # beside the residual, the shift itself was rounded twice; a comparison with NaN is False
+    # in addition to the residual, the shift was rounded twice; a comparison with NaN is False
     rounding = 8 * EPS * (abs(shift) + error + float(shifted.diagonal.abs().max()))
     return bool(factor.ok) and factor.defect(shifted) + rounding < _allowance(h, shift)
 
@@ -59,12 +59,12 @@ def smallest_eigenvalue(h: BlockTridiagonal, error: float = 0.0) -> float:
     h : BlockTridiagonal
         The matrix as stored.
     error : float, default=0.0
-        A bound on the spectral norm of (matrix meant - matrix stored); the result holds for the matrix meant.
+        Bound on the spectral norm of (exact matrix - stored matrix); the result holds for the exact matrix.
 
     Returns
     -------
     float
-        The bound; 0.0 where no positive one could be proven, and then nothing can be certified.
+        The bound; 0.0 if no positive bound could be proven, and then nothing can be certified.
     """
     estimate = estimate_smallest(h)
     candidate = estimate * (1 - 1e-6) - 2 * margin(h, estimate, error)
@@ -81,9 +81,9 @@ def largest_eigenvalue(h: BlockTridiagonal, error: float = 0.0) -> float:
 
 
 def largest_for_steps(h: BlockTridiagonal) -> float:
-    """Return what can be relied on as an upper bound on the largest eigenvalue for the length of a step, not in a proof.
+    """Return an upper bound on the largest eigenvalue for choosing step sizes; it is not proven.
 
-    A factorisation runs to completion, which takes a third of the time of showing what that proves.
+    It only requires a factorisation to run to completion, which takes a third of the time of a proof.
     """
     return _largest(h, 0.0, lambda h, shift, error: bool(_shifted(h, shift, error).cholesky().ok))
 
@@ -101,7 +101,7 @@ def _largest(h: BlockTridiagonal, error: float, exceeds: Callable[[BlockTridiago
 
 
 def spectral_norm(w: Tensor) -> float:
-    """Return a proven upper bound on the largest singular value of a matrix, as given (any float type is exact here)."""
+    """Return a proven upper bound on the largest singular value of a matrix; conversion to float64 is exact."""
     w = w.detach().to(torch.float64)
     if w.numel() == 0:
         return 0.0
@@ -110,14 +110,14 @@ def spectral_norm(w: Tensor) -> float:
 
 
 def squared(w: Tensor) -> tuple[BlockTridiagonal, float]:
-    """Return W W^T of a float64 matrix as computed, and a proven bound on the norm of what is missing from the true one."""
-    # rounding is at most gamma_d |W|_F^2 in norm; squares that underflow are lost
+    """Return W W^T of a float64 matrix as computed, and a proven bound on the norm of its rounding error."""
+    # the rounding error is at most gamma_d |W|_F^2 in norm, plus the underflow of squares
     error = 2 * (w.shape[1] + 4) * EPS * float(w.square().sum())
     return BlockTridiagonal((gram(w),), ()), error + (UNDERFLOW if bool(w.any()) else 0.0)
 
 
 def estimate_smallest(h: BlockTridiagonal) -> float:
-    """Estimate the smallest eigenvalue of a positive definite matrix; no bound of any kind. 0 if an entry overflowed."""
+    """Estimate the smallest eigenvalue of a positive definite matrix; not a bound. 0 if an entry overflowed."""
     if not h.is_finite():
         return 0.0
     if h.dim <= DENSE_LIMIT:
@@ -132,7 +132,7 @@ def estimate_smallest(h: BlockTridiagonal) -> float:
 
 
 def estimate_largest(h: BlockTridiagonal) -> float:
-    """Estimate the largest eigenvalue; no bound of any kind. Infinite if an entry overflowed."""
+    """Estimate the largest eigenvalue; not a bound. Infinite if an entry overflowed."""
     if not h.is_finite():
         return math.inf
     if h.dim <= DENSE_LIMIT:
