@@ -1,4 +1,4 @@
-"""Solvers for :class:`~lrrn.qp.BoxQP`: one algorithm a file, behind one loop."""
+"""Solvers for :class:`~lrrn.qp.BoxQP`: one module per algorithm, all driven by the loop in ``loop.py``."""
 
 from lrrn.solvers.accelerated import Accelerated
 from lrrn.solvers.base import SOLVERS, Solver, Stepper, register

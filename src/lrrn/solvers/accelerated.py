@@ -1,9 +1,10 @@
 """Projected gradient with momentum, for wide layers and for any torch device.
 
 Coordinates are scaled by diag(H)^-1/2, so the step is 1 / (L H_jj) with L a bound on the largest eigenvalue of the scaled
-Hessian. Momentum restarts sample by sample when it points uphill (O'Donoghue and Candes, 2015). Problems whose units are fixed
-or free, the adjoint's, are equations, and conjugate gradients solve them in a fraction of the products. On a CUDA device the
-products are in half precision, with refinement and units of their own: see :mod:`lrrn.solvers.half_precision`.
+Hessian. Momentum restarts sample by sample when it points uphill (O'Donoghue and Candes, 2015). Problems whose units are all
+fixed or free, such as the adjoint, are linear equations; conjugate gradients solve them with a fraction of the products. On a
+CUDA device the method is mixed precision: products in half precision, iterative refinement, and another scaling of the
+variables; see :mod:`lrrn.solvers.half_precision`.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from lrrn.solvers.half_precision import (
 )
 
 MIN_ROWS = 32
-"""Samples whose products are worth a thread of their own."""
+"""Smallest number of samples per thread."""
 
 
 @final
 class Accelerated:
-    """One matrix product an iteration over the whole batch."""
+    """Accelerated projected gradient, with one matrix product per iteration over the whole batch."""
 
     name = "accelerated"
     patience = 5
 
     def chunk(self, qp: BoxQP) -> int:
-        """Return twice as many where a look at the residual costs as much as many steps, or steps look for themselves."""
+        """Return 24, or twice that where a residual check costs as much as many steps, or where steps check it themselves."""
         if fits_on_chip(qp):
             return 24
         return LONGEST if fits_in_rows(qp) or (qp.linear and qp.q.device.type == "cpu") else 24
@@ -53,7 +54,7 @@ class Accelerated:
         return None
 
     def begin(self, qp: BoxQP) -> Stepper:
-        """Bound the spectrum."""
+        """Bound the spectrum of the Hessian and choose the method."""
         if fits_on_chip(qp):
             return Tiles(qp)
         if fits_in_rows(qp):
@@ -69,7 +70,7 @@ def diagonal_and_step(h: BlockTridiagonal) -> tuple[Tensor, Tensor]:
         largest: Any = verified.largest_for_steps(double.scaled(double.diagonal.rsqrt()))
     else:
         largest = largest_by_squaring(h.scaled(h.diagonal.rsqrt()).dense(), 4)
-    # the float32 products of the iteration deviate from exact ones by a relative 1e-6 or so
+    # the float32 products of the iteration have a relative error of about 1e-6
     return h.diagonal, h.diagonal.reciprocal() / (largest * (1 + 1e-4))
 
 
@@ -86,7 +87,7 @@ class _Momentum:
         return torch.full((qp.n_samples,), sweeps, dtype=torch.int64, device=z.device)
 
     def _compiled(self, qp: BoxQP, z: Tensor, ahead: Tensor, sweeps: int) -> Tensor:
-        """Take the products on BLAS's threads and everything else in one pass, with which nothing has to be waited for."""
+        """Compute the products with multithreaded BLAS, and the rest of a step in one compiled pass without synchronisation."""
         from lrrn.kernels.cpu.momentum import momentum_step
 
         lo, hi = (bound.expand(qp.n_samples, -1) for bound in (qp.lo, qp.hi))
@@ -120,10 +121,10 @@ class _Momentum:
 
 @final
 class _Conjugate:
-    """Conjugate gradients on a correction, in the type of the problem and preconditioned by layers' mean diagonals.
+    """Conjugate gradients on a correction, in the dtype of the problem, preconditioned by the mean diagonal of each layer.
 
-    Directions go on from call to call, from the residual as recomputed. On the CPU a sample stops when it has converged. A
-    correction that is not finite is not added.
+    Directions are kept from call to call and continue from the recomputed residual. On the CPU a sample stops when it has
+    converged. A correction that is not finite is discarded.
     """
 
     def __init__(self, qp: BoxQP) -> None:
@@ -137,7 +138,7 @@ class _Conjugate:
         left.div_(size.to(z.dtype))
         kept = self._direction
         direction = left * self._weight if kept is None else kept.div_(size.to(z.dtype))
-        # a little inside the threshold, so that the loop's recomputed residual agrees
+        # stop slightly below the threshold, so that the residual recomputed by the loop is below it too
         squared = (INSIDE * threshold[:, None] / size).square() if z.device.type == "cpu" else None
         used = torch.full((qp.n_samples,), sweeps, dtype=torch.int64, device=z.device)
 
@@ -157,14 +158,14 @@ class _Conjugate:
     def _iterate(
         self, qp: BoxQP, left: Tensor, direction: Tensor, free: Tensor, used: Tensor, sweeps: int, squared: Tensor | None
     ) -> Tensor:
-        """Return the correction; change what is left of -g, the direction and the iterations spent in place."""
+        """Return the correction; update the remaining residual -g, the direction and the iteration counts in place."""
         moved = torch.zeros_like(left)
         before = (left * left * self._weight).sum(-1, keepdim=True)
         done = torch.zeros_like(before, dtype=torch.bool)
         for k in range(sweeps):
             product = qp.hessian.matmul(direction).mul_(free)
             curvature = (direction * product).sum(-1, keepdim=True)
-            # the exact minimum along the line, so that the energy falls even where rounding has spoilt conjugacy
+            # exact line search, so that the energy decreases even if conjugacy is lost to rounding
             step = (left * direction).sum(-1, keepdim=True).div_(torch.where(curvature > 0, curvature, 1))
             step.masked_fill_(done, 0)
             moved.addcmul_(direction, step)
@@ -173,7 +174,7 @@ class _Conjugate:
             direction.mul_(now / torch.where(before > 0, before, 1)).addcmul_(left, self._weight)
             before = now
             if squared is not None:
-                # what is not finite will not become so
+                # non-finite samples cannot recover: stop them
                 reached = ~((left * left).sum(-1, keepdim=True) > squared)
                 used.masked_fill_((reached & ~done)[:, 0], k + 1)
                 done |= reached
@@ -196,7 +197,7 @@ class _Conjugate:
 
 
 def _in_parts(work: Callable[[slice], None], z: Tensor) -> None:
-    """Do the work of all rows at once, or on the CPU that of a part of them on each thread."""
+    """Process all rows at once or, on the CPU, a part of them on each thread."""
     if z.device.type != "cpu":
         work(slice(None))
         return

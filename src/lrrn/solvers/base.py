@@ -1,4 +1,4 @@
-"""What a solver supplies to the one loop in :mod:`lrrn.solvers.loop`, and the register of solvers."""
+"""Interface between solvers and the loop in :mod:`lrrn.solvers.loop`, and the registry of solvers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Stepper(Protocol):
-    """A solver at work on one batch; it may keep state per sample."""
+    """A solver applied to one batch; it may keep state per sample."""
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         """Improve ``z`` in place by at most ``sweeps`` sweeps.
@@ -24,13 +24,13 @@ class Stepper(Protocol):
         Parameters
         ----------
         qp : BoxQP
-            The problems still open.
+            The problems that have not converged yet.
         z, g : Tensor of shape (n, dim)
             Feasible points, kept feasible, and ``H z - q`` there; ``g`` may be overwritten.
         sweeps : int
-            How many sweeps at most.
+            Maximum number of sweeps.
         threshold : float64 Tensor of shape (n,)
-            KKT residual at which a sample is done; a solver that does not watch it runs all sweeps.
+            KKT residual at which a sample has converged; a solver that does not check it runs all sweeps.
 
         Returns
         -------
@@ -44,7 +44,7 @@ class Stepper(Protocol):
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Drop the state of all samples but these (indices into the present batch)."""
+        """Drop the state of all samples but these (indices into the current batch)."""
         ...
 
 
@@ -53,24 +53,24 @@ class Solver(Protocol):
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Name of the solver, as users select it."""
         ...
 
     def chunk(self, qp: BoxQP) -> int:
-        """Return how many sweeps to take between two looks at the residual by the loop."""
+        """Return the number of sweeps between two residual checks by the loop."""
         ...
 
     @property
     def patience(self) -> int:
-        """Looks at the residual without a gain of one per cent after which the solver counts as stalled."""
+        """Number of successive residual checks without a reduction of one per cent after which a sample counts as stalled."""
         ...
 
     def obstacle(self, qp: BoxQP) -> str | None:
-        """Why this solver cannot take the problem (wrong device, say), or None if it can."""
+        """Return why this solver cannot solve the problem (for example, wrong device), or None if it can."""
         ...
 
     def begin(self, qp: BoxQP) -> Stepper:
-        """Prepare for a batch: factor, pack, bound the spectrum."""
+        """Prepare for a batch: factor or pack the Hessian, or bound its spectrum."""
         ...
 
 
@@ -84,13 +84,13 @@ def register(solver: Solver) -> None:
 
 
 def recompute(qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient ``H z - q`` and the norm of the KKT residual: what most steppers answer to ``check``."""
+    """Return the gradient ``H z - q`` and the norm of the KKT residual: the default implementation of ``check``."""
     g = qp.gradient(z)
     return g, row_norms(kkt_residual(z, g, qp.lo, qp.hi))
 
 
 def once_per_hessian(prepare: Callable[[BlockTridiagonal], T]) -> Callable[[BlockTridiagonal], T]:
-    """Remember what a solver prepared for a matrix as long as that matrix lives; a pass and its adjoint share one."""
+    """Cache the preparation of a solver for the lifetime of the Hessian, which a pass shares with its adjoint."""
     known: WeakKeyDictionary[BlockTridiagonal, T] = WeakKeyDictionary()
 
     @wraps(prepare)

@@ -17,30 +17,30 @@ from lrrn.runtime.threads import over_rows
 from lrrn.solvers.base import once_per_hessian
 
 THREAD_WORK = 2**22
-"""Multiply-adds of a sweep below which a second thread does not pay."""
+"""Smallest number of multiply-adds per sweep for which a second thread saves time."""
 SINGLE_FROM = 2**17
-"""Multiply-adds of a sweep from which that pays for the residuals between."""
+"""Smallest number of multiply-adds per sweep for which mixed precision saves time, despite the residuals in between."""
 
 
 @final
 class CoordinateDescent:
-    """Gauss-Seidel sweeps with the gradient kept up to date; stops sample by sample on the KKT residual.
+    """Gauss-Seidel sweeps that update the gradient incrementally and stop each sample by its KKT residual.
 
-    The first sweeps of a large float64 problem work in float32, with twice as many numbers in a vector, on what is to be added
-    to the point: a correction need not be known to more digits than it has. Gradients and residuals between rounds are float64
-    throughout. Up to eight samples fill no more than a vector of float64 and go without, so there an answer may differ, within
-    its tolerance, from that in a larger batch.
+    Large float64 problems are solved in mixed precision. The first sweeps compute a correction in float32, with twice as many
+    numbers per SIMD vector; gradients and residuals between these rounds are float64. Batches of up to eight samples fill only
+    one vector of float64 and use no float32 sweeps. Their solutions may therefore differ, within the tolerance, from those in
+    a larger batch.
     """
 
     name = "coordinate_descent"
     patience = 4
 
     def chunk(self, qp: BoxQP) -> int:
-        """Return as many as most samples need."""
+        """Return the number of sweeps that most samples need."""
         return 32
 
     def obstacle(self, qp: BoxQP) -> str | None:
-        """Need the CPU and a float32 or float64 problem."""
+        """Return why the problem cannot be solved: it must be on the CPU and in float32 or float64."""
         if qp.q.device.type != "cpu":
             return f"its kernels run on the CPU and the problem is on {qp.q.device}; use solver='accelerated'"
         if qp.q.dtype not in (torch.float32, torch.float64):
@@ -48,7 +48,7 @@ class CoordinateDescent:
         return None
 
     def begin(self, qp: BoxQP, corrections: bool = True) -> _Descent:
-        """Pack the Hessian into panels; without ``corrections`` every sweep is in the type of the problem."""
+        """Pack the Hessian into panels; without ``corrections`` every sweep is in the dtype of the problem."""
         packed = pack(qp.hessian)
         pays = corrections and packed.panels.size >= SINGLE_FROM and qp.n_samples > LANES // 2 and qp.q.dtype == torch.float64
         return _Descent(packed, single(qp.hessian) if pays else None)
@@ -66,7 +66,7 @@ class _Descent:
         from lrrn.kernels.cpu.coordinate_descent import descend
 
         used = torch.zeros(qp.n_samples, dtype=torch.int64)
-        # a little inside the threshold, so that the loop's recomputed residual agrees
+        # stop slightly below the threshold, so that the residual recomputed by the loop is below it too
         squared = (INSIDE * threshold.numpy()) ** 2
         packed, unit = self._packed, self._norms[:0]
         if self._single is not None and self._rounds < SINGLE_ROUNDS:
@@ -117,7 +117,7 @@ class _Descent:
 
 
 class _Packed(NamedTuple):
-    """The Hessian as the kernel reads it; :func:`lrrn.kernels.cpu.coordinate_descent.descend` says what each array holds."""
+    """The Hessian as the kernel reads it; :func:`lrrn.kernels.cpu.coordinate_descent.descend` documents the arrays."""
 
     panels: np.ndarray
     layout: np.ndarray
@@ -127,7 +127,7 @@ class _Packed(NamedTuple):
 
 @once_per_hessian
 def pack(h: BlockTridiagonal) -> _Packed:
-    """Lay the Hessian out in panels, every layer padded to whole ones."""
+    """Store the Hessian in panels, with every layer padded to whole panels."""
     from lrrn.kernels.cpu.coordinate_descent import fill_panels, invert_diagonal
 
     layout, place, n_padded, total = panel_plan(h.sizes)
@@ -146,7 +146,7 @@ def pack(h: BlockTridiagonal) -> _Packed:
 
 @once_per_hessian
 def single(h: BlockTridiagonal) -> _Packed | None:
-    """Return the panels of a float64 Hessian in float32, or None if its diagonal does not fit there."""
+    """Return the panels of a float64 Hessian in float32, or None if its diagonal is outside the range of float32."""
     packed = pack(h)
     inverse = packed.inverse_diagonal[packed.place]
     if not (np.all(inverse > SMALLEST) and np.all(inverse < 1 / SMALLEST)):
@@ -156,7 +156,7 @@ def single(h: BlockTridiagonal) -> _Packed | None:
 
 @lru_cache(maxsize=64)
 def panel_plan(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Layout of the panels, padded place of each unit, padded number of units, and length of ``panels``, by layer widths."""
+    """Return the panel layout, the padded index of each unit, the padded number of units and the length of ``panels``."""
     from lrrn.kernels.cpu.vector_sweep import PANEL
 
     widths = [-(-width // PANEL) * PANEL for width in sizes]

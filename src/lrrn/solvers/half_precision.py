@@ -1,10 +1,11 @@
-"""Accelerated steps on a CUDA device: products in half precision, refined until the residual says so.
+"""Accelerated steps on a CUDA device in mixed precision: products in half precision, with iterative refinement.
 
-Half precision alone stops at three digits. So a call works on a correction: the gradient at z is known in full precision, the
-correction is scaled to the size of a projected step, a number of cheap steps improve it, and it is added. Every call gains up
-to three digits; the loop looks at the residual in the dtype of the solve. Networks of up to 128 units go through one kernel
-that keeps its samples on chip (:class:`Tiles`), wider ones take a matrix product and one pass over the samples a step
-(:class:`Rows`, or :class:`Equations` where no bound is in the way). No call waits for the device: a CUDA graph can hold them.
+Half precision alone reaches three digits. Each call therefore computes a correction. The gradient at z is known in full
+precision; the correction is scaled to the size of a projected step, improved by a number of cheap steps, and added to z. Every
+call gains up to three digits. The loop checks the residual in the dtype of the solve. Networks of up to 128 units use one
+kernel that keeps its samples on chip (:class:`Tiles`). Wider networks use one matrix product and one pass over the samples per
+step (:class:`Rows`, or :class:`Equations` for problems without active bounds). No call synchronises with the device, so that
+all of them can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,51 +22,51 @@ from lrrn.runtime.devices import has_kernels
 from lrrn.solvers.base import once_per_hessian, recompute
 
 ON_CHIP = 128
-"""Most units of a network that the kernel of :class:`Tiles` takes."""
+"""Largest number of units that the kernel of :class:`Tiles` supports."""
 IN_ROWS = 8192
-"""Most units that the kernel of :class:`Rows` takes."""
+"""Largest number of units that the kernel of :class:`Rows` supports."""
 UP, DOWN = 4, 9
-"""Squarings for the largest and for the smallest eigenvalue: a bound on the one, an estimate of the other."""
+"""Numbers of matrix squarings for bounding the largest and for estimating the smallest eigenvalue."""
 FARTHEST = 3e4
-"""Half precision ends at 65,504, and a point ahead may be anywhere."""
+"""Limit on the extrapolated point, which may otherwise exceed the largest half-precision number, 65,504."""
 ROUNDS, STEPS = 2, 16
-"""Fewest refinements in one call of the kernel of :class:`Tiles`, and most steps in each."""
+"""Minimum number of refinements per call of the kernel of :class:`Tiles`, and maximum number of steps in each."""
 SPREAD = 50.0
-"""Largest ratio of two entries of a layer's diagonal that have one unit."""
+"""Largest ratio of two diagonal entries of a layer for which the layer has one common scale."""
 MOST_SQUARED = 4096
-"""Most units of a Hessian that is squared for its smallest eigenvalue."""
+"""Largest number of units for which the smallest eigenvalue is estimated by matrix squaring."""
 LONGEST = 48
-"""Most steps of :class:`Rows` and :class:`Equations` on one correction: beyond that, half precision leaves little to gain."""
+"""Maximum number of steps of :class:`Rows` and :class:`Equations` per correction; in half precision, more gain little."""
 
 
 def fits_on_chip(qp: BoxQP) -> bool:
-    """Whether the kernel of :class:`Tiles` can take a problem."""
+    """Whether the kernel of :class:`Tiles` supports a problem."""
     return 0 < qp.dim <= ON_CHIP and has_kernels(qp.q)
 
 
 def fits_in_rows(qp: BoxQP) -> bool:
-    """Whether that of :class:`Rows` can."""
+    """Whether the kernel of :class:`Rows` supports a problem."""
     return 0 < qp.dim <= IN_ROWS and has_kernels(qp.q)
 
 
 def rounds_and_steps(sweeps: int) -> tuple[int, int]:
-    """Divide sweeps into refinements and the steps of each."""
+    """Divide sweeps into a number of refinements and a number of steps in each."""
     rounds = min(max(ROUNDS, -(-sweeps // STEPS)), sweeps)
     return rounds, sweeps // rounds
 
 
 def tile_and_warps(n: int) -> tuple[int, int]:
-    """Return the samples of a program of the kernel of :class:`Tiles`, and its warps."""
-    # as long as there is a multiprocessor for every program, it may have more warps
+    """Return the number of samples and of warps per program of the kernel of :class:`Tiles`."""
+    # use more warps if every program has a multiprocessor of its own
     return (16, 8) if n <= 2048 else (16, 4)
 
 
 def largest_by_squaring(a: Tensor, times: int, from_below: bool = False) -> Tensor:
     """Bound the largest eigenvalue of a positive semidefinite matrix by |A^(2^times)|_F^(1/2^times), up to rounding.
 
-    It is too large by a factor of at most n^(1/2^(times + 1)), needs nothing but products, and waits for no result. With
-    ``from_below``, a bound from the other side: with P = A^(2^(times - 1)), (|P^2|_F / |P|_F)^(1/2^(times - 1)), which is exact
-    where the largest eigenvalue occurs many times and all others are far.
+    It is too large by a factor of at most n^(1/2^(times + 1)), needs only matrix products, and does not synchronise with the
+    device. With ``from_below`` it is a lower bound: with P = A^(2^(times - 1)), (|P^2|_F / |P|_F)^(1/2^(times - 1)). This one
+    is exact if the largest eigenvalue has a high multiplicity and all others are far from it.
     """
     logarithm = torch.zeros((), dtype=torch.float64, device=a.device)
     for k in range(times + 1):
@@ -82,12 +83,15 @@ def largest_by_squaring(a: Tensor, times: int, from_below: bool = False) -> Tens
 
 @once_per_hessian
 def halves_and_rates(h: BlockTridiagonal) -> tuple[Tensor, ...]:
-    """Return what the kernel reads: diag(H)^-1/2, the scaled Hessian in two halves, I - A / L, and 1 / L with the momentum."""
+    """Return the arguments of the kernel: diag(H)^-1/2, A as a sum of two float16 matrices, I - A / L, and 1 / L with momentum.
+
+    A is the Hessian scaled to a unit diagonal, and L a bound on its largest eigenvalue.
+    """
     dim, dense = h.dim, h.dense()
     width = max(16, 1 << (dim - 1).bit_length())
     unit, rates = (torch.empty(size, dtype=torch.float32, device=h.device) for size in (dim, 2))
     high, low, move = (torch.empty((width, width), dtype=torch.float16, device=h.device) for _ in range(3))
-    # half a per cent of L is what the error of the smallest eigenvalue leaves to be told
+    # the smallest eigenvalue is resolved to about half a per cent of L only
     arrays = (dense, unit, high, low, move, rates)
     _kernels().prepare[(1,)](*arrays, dim, UP, DOWN, WIDTH=width, num_warps=16 if width > 64 else 4)
     return unit, high, low, move, rates
@@ -95,9 +99,9 @@ def halves_and_rates(h: BlockTridiagonal) -> tuple[Tensor, ...]:
 
 @final
 class Tiles:
-    """Runs the kernel, on z itself in float32 and on a scaled correction of it in float64.
+    """Runs the on-chip kernel: on z itself for float32 problems, on a scaled correction of z for float64 problems.
 
-    In float32 a call refines by itself, needs no gradient to begin with, and leaves that of its answer.
+    In float32 a call performs the refinement itself, needs no initial gradient, and returns the gradient at its result.
     """
 
     def __init__(self, qp: BoxQP) -> None:
@@ -116,14 +120,14 @@ class Tiles:
             lo, hi = (((bound - z) / size).float() for bound in (qp.lo, qp.hi))
             spent = self._launch((-g / size).float(), correction, lo, hi, sweeps)
             moved = qp.project(torch.addcmul(z, correction.double(), size))
-            # what is on a bound must be so to the last bit
+            # units on a bound must equal the bound bitwise
             z.copy_(torch.where(correction <= lo, qp.lo, torch.where(correction >= hi, qp.hi, moved)))
         return spent
 
     def _launch(
         self, q: Tensor, z: Tensor, lo: Tensor, hi: Tensor, sweeps: int, found: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Improve z, and return how many sweeps each sample took."""
+        """Improve z, and return the number of sweeps of each sample."""
         n, dim = z.shape
         spent = torch.empty(n, dtype=torch.int64, device=z.device)
         width = self._matrices[1].shape[0]
@@ -139,26 +143,26 @@ class Tiles:
         return recompute(qp, z) if found is None else found
 
     def keep(self, rows: Tensor) -> None:
-        """Nothing is kept from sample to sample."""
+        """Do nothing: there is no state per sample."""
 
 
 def layer_or_own(diagonal: Tensor) -> Tensor:
-    """Return the mean of a layer's diagonal for all entries, or the entries where they differ by more than ``SPREAD``."""
+    """Return the mean of a layer's diagonal for all entries, or the entries themselves if their ratio exceeds ``SPREAD``."""
     smallest, largest = diagonal.aminmax()
     return torch.where(largest > SPREAD * smallest, diagonal, diagonal.mean())
 
 
 @once_per_hessian
 def half_and_rate(h: BlockTridiagonal) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what :class:`Rows` needs: units, A / L in half precision with A the Hessian in them, and 1 / L.
+    """Return the arguments of :class:`Rows`: scales of the variables, A / L in half precision, A the scaled Hessian, and 1 / L.
 
-    A unit is for a whole layer, its mean diagonal to the power of -1/2, unless the largest entry there is more than ``SPREAD``
-    times the smallest: then each has its own. In trained wide layers own ones make the condition number worse; where a few
-    weights are far larger than the others, the layer's do.
+    A layer has one common scale, its mean diagonal to the power of -1/2, unless its largest diagonal entry is more than
+    ``SPREAD`` times the smallest: then each variable has its own scale. In trained wide layers, individual scales make the
+    condition number worse. Where a few weights are far larger than the others, a common scale does.
     """
     unit = torch.cat([layer_or_own(part) for part in h.diagonal.split([block.shape[-1] for block in h.diag])]).rsqrt()
     a = h.scaled(unit).dense()
-    # eight bits are enough for a step length, and the residual is looked at anyway
+    # eight bits are enough for a step size, and the residual is checked in any case
     rough = a.to(torch.bfloat16) if a.is_cuda else a
     inverse = (1 / (largest_by_squaring(rough, 4) * 1.01)).to(a.dtype)
     return unit, (a * inverse).half(), inverse
@@ -166,7 +170,7 @@ def half_and_rate(h: BlockTridiagonal) -> tuple[Tensor, Tensor, Tensor]:
 
 @once_per_hessian
 def most_momentum(h: BlockTridiagonal) -> Tensor:
-    """Return the momentum that is best for the condition number of A, by an estimate of its smallest eigenvalue."""
+    """Return the optimal momentum for the condition number of A, from an estimate of its smallest eigenvalue."""
     _, matrix, _ = half_and_rate(h)
     rest = torch.eye(h.dim, dtype=torch.float32, device=h.device) - matrix
     largest = largest_by_squaring(rest.half(), DOWN, from_below=True)
@@ -176,16 +180,16 @@ def most_momentum(h: BlockTridiagonal) -> Tensor:
 
 @final
 class Rows:
-    """Takes steps on a scaled correction: a product with A / L, then one kernel for the rest of a step, a program a sample.
+    """Accelerated steps on a scaled correction: a product with A / L, then one kernel with one program per sample.
 
-    Momentum goes on from call to call: begun anew each time, it never gets going where the conditioning asks for it most. After
-    ``LONGEST`` steps it is held to what the condition number asks for, which saves steps where there are many; to estimate that
-    costs as much as some of them, so solves that are easy go without.
+    Momentum is kept from call to call. If it were reset in each call, it would never grow large enough for ill-conditioned
+    problems. After ``LONGEST`` steps it is limited to the optimal value for the condition number, which reduces the number of
+    steps of long solves. The estimate of that value costs as much as several steps, so short solves do without it.
     """
 
     def __init__(self, qp: BoxQP) -> None:
         self._unit, self._matrix, self._inverse = half_and_rate(qp.hessian)
-        # how far the point ahead is ahead, in scaled units, and the momentum's state
+        # extrapolated point minus current point, in scaled variables, and the state of the momentum
         self._lead: Tensor | None = None
         self._t = torch.ones(qp.n_samples, dtype=torch.float32, device=qp.q.device)
         self._taken = 0
@@ -224,9 +228,9 @@ class Rows:
 
 @final
 class Equations:
-    """Conjugate gradients on a scaled correction, for problems whose units are fixed or free: the adjoint.
+    """Conjugate gradients on a scaled correction, for problems whose units are all fixed or free, such as the adjoint.
 
-    Directions go on from call to call, from the residual as recomputed.
+    Directions are kept from call to call and continue from the recomputed residual.
     """
 
     def __init__(self, qp: BoxQP) -> None:
@@ -239,14 +243,14 @@ class Equations:
         (lo, hi), strides = _bounds(qp)
         direction, left, moved = (torch.empty((n, dim), dtype=torch.float32, device=z.device) for _ in range(3))
         half, product = (torch.empty((n, dim), dtype=torch.float16, device=z.device) for _ in range(2))
-        # squared norm of what is left, and the factor by which the half-precision direction was shrunk
+        # squared norm of the remaining residual, and the factor by which the half-precision direction was divided
         state = torch.empty((n, 2), dtype=torch.float32, device=z.device)
         mask, size = torch.empty((n, dim), dtype=torch.int8, device=z.device), z.new_empty(n)
         kept = torch.empty_like(z) if self._direction is None else self._direction
         given = (g.contiguous(), lo, hi, self._unit, self._inverse, kept)
         scaled = (half, direction, left, moved, mask, state)
         kernels.begin_conjugate[(n,)](*given, *scaled, size, dim, *strides, KEPT=self._direction is not None, **shape)
-        # conjugate gradients go as far in half the steps
+        # conjugate gradients need half as many steps
         sweeps = -(-sweeps // 2)
         for _ in range(sweeps):
             torch.mm(half, self._matrix, out=product)
@@ -264,7 +268,7 @@ class Equations:
 
 
 def _judged(qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Do what :func:`recompute` does, in a product and a kernel."""
+    """Compute the same as :func:`recompute`, with one product and one kernel."""
     n, dim = z.shape
     g = qp.hessian.matmul(z)
     residual = torch.empty(n, dtype=torch.float64, device=z.device)
@@ -274,20 +278,20 @@ def _judged(qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bounds(qp: BoxQP) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    """Return the bounds as arrays without gaps, and how far apart the rows of each are: 0 if all samples share one."""
+    """Return the bounds as contiguous arrays, and their row strides: 0 if all samples share the bounds."""
     lo, hi = qp.lo.contiguous(), qp.hi.contiguous()
     return (lo, hi), (0 if len(lo) == 1 else qp.dim, 0 if len(hi) == 1 else qp.dim)
 
 
 def _row_shape(dim: int) -> dict[str, int]:
-    """Return the padded width of a row, and the warps that go with it."""
+    """Return the padded width of a row and the matching number of warps."""
     width = 1 << (dim - 1).bit_length()
     return {"WIDTH": width, "num_warps": 4 if width <= 512 else 8 if width <= 2048 else 16}
 
 
 @cache
 def _kernels() -> Any:
-    """Import the kernels when one is first needed: Triton takes its time, and may be absent."""
+    """Import the kernels on first use: Triton is slow to import, and may be absent."""
     from lrrn.kernels.cuda import accelerated
 
     return accelerated

@@ -1,7 +1,7 @@
-"""A batched primal-dual interior-point method for box QPs: it brings Newton near the solution at any conditioning.
+"""A batched primal-dual interior-point method for box QPs, which gives Newton a start near the solution.
 
 Mehrotra's predictor-corrector on  H z - q - l + u = 0,  (z - lo) l = 0,  (hi - z) u = 0,  l, u >= 0. The iterates are strictly
-inside the box, so the end point still has to be rounded to a face; :mod:`lrrn.solvers.newton` does that.
+inside the box, so the final point must be rounded to a face; :mod:`lrrn.solvers.newton` does that.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def centre(qp: BoxQP, z: Tensor, max_iterations: int, accuracy: float = 1e-10) -
     z : Tensor of shape (n, dim)
         Feasible start.
     max_iterations : int
-        Bound on the iterations.
+        Maximum number of iterations.
     accuracy : float, default=1e-10
-        Where to stop.
+        Tolerance of the stopping criterion.
 
     Returns
     -------
     z : Tensor of shape (n, dim)
-        A feasible point with every unit that belongs on a bound put there.
+        A feasible point. Units whose bounds are active lie on them.
     iterations : int64 Tensor of shape (n,)
         Iterations spent.
     """
@@ -74,7 +74,7 @@ def _inside(qp: BoxQP, z: Tensor) -> Tensor:
 
 
 def _rounded(qp: BoxQP, state: _State) -> Tensor:
-    """Put a unit on a bound where its multiplier exceeds its slack."""
+    """Move a unit to a bound if its Lagrangian multiplier exceeds its slack."""
     z = torch.where(state.lower > state.z - qp.lo, qp.lo, state.z)
     return qp.project(torch.where(state.upper > qp.hi - state.z, qp.hi, z))
 

@@ -1,4 +1,4 @@
-"""The one loop. It owns stopping, the non-finite check, the sweep count, the status and the hand-over between solvers."""
+"""The solver loop: stopping criterion, non-finite check, sweep count, status, and switching between solvers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lrrn.solvers.half_precision import LONGEST
 logger = logging.getLogger("lrrn.solvers")
 
 DIGITS = 2.5
-"""What a round of half-precision sweeps is counted on to gain in a well conditioned problem."""
+"""Decimal digits that a round of half-precision sweeps is assumed to gain in a well-conditioned problem."""
 WIDE = 1024
-"""Units from which equations go to conjugate gradients on the CPU."""
+"""Smallest number of units for which linear equations are solved by conjugate gradients on the CPU."""
 
 
 @torch.no_grad()
@@ -42,11 +42,11 @@ def solve(
     tol : float, optional
         A sample has converged when its KKT residual is at most ``tol * max(1, |q|)``. Default 1e-6 in float64, 1e-4 in float32.
     aim : float, optional
-        Go on to this tighter tolerance while it makes progress; falling short of it is no failure. Default ``tol``.
+        Tighter tolerance, to which the solve continues while it makes progress. Missing it is not a failure. Default ``tol``.
     max_sweeps : int, default=1000
-        Sweeps or iterations per sample, over all solvers.
+        Maximum number of sweeps or iterations per sample, over all solvers.
     start : Tensor of shape (n, dim), optional
-        Where to start; projected onto the box. Default zero.
+        Warm start, projected onto the box. Default zero.
 
     Returns
     -------
@@ -73,18 +73,19 @@ def solve(
 
 @torch.no_grad()
 def solve_fixed(qp: BoxQP, sweeps: int, *, tol: float, aim: float, start: Tensor | None = None) -> QPSolution:
-    """Solve by a fixed number of accelerated sweeps without ever waiting for the device, as a CUDA graph asks for.
+    """Solve by a fixed number of accelerated sweeps without synchronising with the device, as a CUDA graph requires.
 
     Parameters
     ----------
     qp : BoxQP
         The problems.
     sweeps : int
-        How many in all.
+        Total number of sweeps.
     tol : float
-        As in :func:`solve`; what misses it is flagged.
+        As in :func:`solve`; samples that miss it are flagged in the status.
     aim : float
-        Relative residual hoped for: sweeps in half precision gain three digits at best before it must be recomputed.
+        Target relative residual. It determines the number of rounds: sweeps in half precision gain at most three digits
+        before the residual must be recomputed.
     start : Tensor of shape (n, dim), optional
 
     Returns
@@ -115,7 +116,7 @@ def _fixed(z: Tensor, gradient: Tensor, residual: Tensor, spent: Tensor, must: T
 
 
 def plan(solver: str, qp: BoxQP) -> list[Solver]:
-    """Return the solvers to try in order, or say why the one asked for cannot run."""
+    """Return the solvers to use, in order; raise an error if the requested solver cannot run."""
     if solver == "auto":
         sweeps_units = qp.q.device.type == "cpu" and not (qp.linear and qp.dim >= WIDE)
         names = ["coordinate_descent" if sweeps_units else "accelerated", "newton"]
@@ -130,18 +131,18 @@ def plan(solver: str, qp: BoxQP) -> list[Solver]:
 
 
 def _finite(gradient: Tensor) -> Tensor:
-    """Whether every entry of a row is; an overflow may hide where a unit is held by its bound, with the wrong sign."""
+    """Whether every entry of a row is finite. The KKT residual can hide an overflow in a unit at a bound."""
     return (gradient * 0).sum(-1) == 0  # nan if any is nan or infinite, at a fraction of isfinite's cost
 
 
 def _cold_start(qp: BoxQP) -> Tensor:
-    """Zero, projected onto the box."""
+    """Return zero, projected onto the box."""
     z = torch.zeros_like(qp.lo, memory_format=torch.contiguous_format).clamp_(qp.lo, qp.hi)
     return z if z.shape[0] == qp.n_samples else z.repeat(qp.n_samples, 1)
 
 
 class _Run:
-    """The state of one solve: full-size results, and the rows still open."""
+    """The state of one solve: full-size results, and the rows that have not converged yet."""
 
     def __init__(self, qp: BoxQP, z: Tensor, stepper: Stepper, tol: float, aim: float, max_sweeps: int) -> None:
         scale = qp.scale
@@ -167,7 +168,7 @@ class _Run:
         return QPSolution(self.z, self.gradient, self.residual, sweeps, status, tuple(self.used))
 
     def through(self, solver: Solver, following: Solver | None) -> bool:
-        """Run one solver until every sample is done or handed over; return whether there is work for the next."""
+        """Run one solver until every sample has converged, stalled or been handed over; return whether any was handed over."""
         unfinished = (self.residual > self.want) & (self.residual < math.inf)
         count = int(unfinished.count_nonzero())
         if self.spent >= self.max_sweeps or count == 0:
@@ -195,7 +196,7 @@ class _Run:
             if not bool(open_.any()):
                 break
             must = self.must if rows is None else self.must[rows]
-            # good enough already, and the way to the tighter aim is no longer steep: leave it
+            # stop samples that are within the required tolerance and make little progress towards the tighter one
             open_ &= (residual > must) | (residual <= 0.5 * best)
             idle = torch.where(residual < 0.99 * best, 0, idle + 1)
             if following is None:
@@ -242,18 +243,18 @@ class _Run:
         return torch.where(rate > 0, chunk * torch.log(residual / want) / rate, math.inf)
 
     def _budget(self, solver: Solver, following: Solver | None) -> int:
-        """Return the sweeps up to which a solver may go: a round of the next is kept back, for what is left by then."""
+        """Return the maximum number of sweeps of a solver; one chunk is reserved for the next solver."""
         if following is None:
             return self.max_sweeps
         return max(self.max_sweeps - following.chunk(self.qp), min(solver.chunk(self.qp), self.max_sweeps))
 
     def _newton_is_dear(self, budget: int) -> bool:
-        """Whether a step of Newton's costs more than all sweeps: then only what stalls is handed over before they are spent.
+        """Whether a Newton step costs more than all sweeps. Only stalled samples are then handed over before the budget ends.
 
-        What a chunk of sweeps with momentum gains says little of the next, and most samples are faster than it makes believe.
+        The rate of one chunk underestimates methods with momentum, so it is not extrapolated in this case.
         """
         return 2 * self.qp.dim > budget
 
     def _patience(self, budget: int) -> float:
-        """Sweeps worth waiting for before Newton, whose factorisation costs about as much as a few sweeps per unit."""
+        """Return the predicted number of sweeps from which Newton is preferred; a factorisation costs a few sweeps per unit."""
         return min(budget - self.spent, max(64, 2 * self.qp.dim))

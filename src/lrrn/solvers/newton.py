@@ -1,9 +1,9 @@
-"""Newton on the faces of the box, with batched factorisations: few iterations at any conditioning, for high accuracy.
+"""Projected Newton on the faces of the box, with batched factorisations: few iterations at any condition number.
 
 An iteration takes a scaled projected-gradient step, which picks a face, then a Newton step on that face, searched along its
-projection; both only ever decrease the energy. On the right face one Newton step is the answer. Samples for which this takes
-long are first brought near their solution by an interior-point method, whose iteration count hardly depends on conditioning.
-Works in float64 whatever the batch's dtype.
+projection; both steps decrease the energy. On the optimal face, one Newton step gives the solution. Samples that need many
+iterations are first moved near their solution by an interior-point method, whose iteration count hardly depends on the
+condition number. All computations are in float64, whatever the dtype of the batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lrrn.solvers.base import once_per_hessian, recompute
 from lrrn.solvers.interior import centre
 
 MEMORY_LIMIT = 2**28
-"""Bytes of factors held at once; samples are taken in groups that fit."""
+"""Memory limit for factors, in bytes; samples are processed in groups that fit."""
 FACE_ITERATIONS = 6
 INTERIOR_ITERATIONS = 40
 BACKTRACKS = 24
@@ -28,13 +28,13 @@ BACKTRACKS = 24
 
 @final
 class Newton:
-    """Projected Newton on box QPs, one block-tridiagonal Cholesky factorisation a sample and iteration."""
+    """Projected Newton on box QPs, one block-tridiagonal Cholesky factorisation per sample and iteration."""
 
     name = "newton"
     patience = 1
 
     def chunk(self, qp: BoxQP) -> int:
-        """Return the iterations of one round, from faces through the interior and back."""
+        """Return the iterations of one round: on faces, by the interior-point method, and on faces again."""
         return 2 * FACE_ITERATIONS + INTERIOR_ITERATIONS
 
     def obstacle(self, qp: BoxQP) -> str | None:
@@ -66,7 +66,7 @@ class _NewtonStepper:
         used = torch.zeros(qp.n_samples, dtype=torch.int64, device=z.device)
         for rows in torch.arange(qp.n_samples, device=z.device).split(self._group):
             part = qp.take(rows)
-            # unknowns scaled to a unit diagonal and to a q of norm one, or to an H z of norm one if the box keeps z larger
+            # scale to a unit diagonal and to a q of norm one, or to an H z of norm one if the bounds make z larger
             q = part.q.to(torch.float64) / self._root
             nearest = part.project(torch.zeros_like(part.q)).to(torch.float64) * self._root
             size = torch.maximum(row_norms(q), row_norms(self._h.matmul(nearest))).clamp(min=1e-300)[:, None]
@@ -77,7 +77,7 @@ class _NewtonStepper:
             goal = 0.5 * threshold[rows]
             weight = self._root * size
             point, used[rows] = self._solve(problem, point, sweeps, goal, weight)
-            # a unit on a scaled bound goes to the bound itself, not to where rounding would put it
+            # set units on a scaled bound to the original bound exactly, without rounding
             answer = torch.where(point <= problem.lo, part.lo, (point / scale).to(z.dtype))
             z[rows] = part.project(torch.where(point >= problem.hi, part.hi, answer))
         return used
@@ -140,7 +140,7 @@ def _search(qp: BoxQP, z: Tensor, g: Tensor, direction: Tensor) -> Tensor:
         candidate = part.project(z[rows] + t * direction[rows])
         move = candidate - z[rows]
         linear = (g[rows] * move).sum(-1)
-        # E(candidate) - E(z), written so that nothing cancels
+        # E(candidate) - E(z), in a form without cancellation
         change = linear + 0.5 * (move * part.hessian.matmul(move)).sum(-1)
         accept = change <= 0.1 * linear
         best[rows[accept]] = candidate[accept]

@@ -1,4 +1,4 @@
-"""Cyclic coordinate descent as the paper states it: plain NumPy, float64, the specification in code."""
+"""Reference implementation: cyclic coordinate descent as in the paper, in plain NumPy and float64."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Reference:
     patience = 8
 
     def chunk(self, qp: BoxQP) -> int:
-        """Return a few: they are slow."""
+        """Return a small number: sweeps are slow."""
         return 8
 
     def obstacle(self, qp: BoxQP) -> str | None:
-        """Return None: whatever comes is copied to NumPy in float64."""
+        """Return None: any device and dtype, copied to NumPy in float64."""
         return None
 
     def begin(self, qp: BoxQP) -> _ReferenceStepper:
-        """Write the Hessian out in full."""
+        """Convert the Hessian to a dense matrix."""
         return _ReferenceStepper(qp.hessian.dense().detach().cpu().numpy().astype(np.float64))
 
 
