@@ -1,4 +1,4 @@
-"""From weights to proven Lipschitz constants."""
+"""Proven bounds on the Lipschitz constant of a network, computed from its weights."""
 
 from lrrn.bounds.layerwise import LipschitzBound, paper, singular_range, spectral
 

@@ -1,4 +1,4 @@
-"""Lipschitz bounds of the map x -> z_L*(x): weights in, proven numbers out."""
+"""Proven layer-wise bounds on the Lipschitz constant of the map x -> z_L*(x), computed from the weights."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SLACK = 1 + 1e-14
 
 @final
 class LipschitzBound(float):
-    """A proven upper bound on a Lipschitz constant: a float that knows where it came from.
+    """A proven upper bound on a Lipschitz constant: a float with its factors and the method that gave it.
 
     Attributes
     ----------
     value : float
         The bound.
     per_layer : tuple of float
-        The factors it is the product of.
+        The factors of the product that gives the bound.
     method : str
         How it was derived.
     """
@@ -36,7 +36,7 @@ class LipschitzBound(float):
     def __new__(cls, per_layer: Sequence[float], method: str) -> LipschitzBound:
         """Multiply the factors of the layers."""
         product = math.prod(per_layer) * _SLACK ** len(per_layer)
-        # only a layer that is constant makes the whole constant: a product that underflows does not
+        # zero is valid only if a layer is constant, not if the product underflows
         bound = super().__new__(cls, max(product, sys.float_info.min) if all(per_layer) else product)
         bound.per_layer, bound.method = tuple(per_layer), method
         return bound
@@ -47,7 +47,7 @@ class LipschitzBound(float):
         return float(self)
 
     def __reduce__(self) -> tuple[type[LipschitzBound], tuple[tuple[float, ...], str]]:
-        """Let copies and pickles rebuild it."""
+        """Support copying and pickling."""
         return LipschitzBound, (self.per_layer, self.method)
 
     def __repr__(self) -> str:
@@ -77,9 +77,9 @@ def spectral(weights: Sequence[Tensor], beta: Sequence[float]) -> LipschitzBound
 
 
 def singular_range(w: Tensor) -> tuple[float, float]:
-    """Return proven bounds on |W^T v| / |v| over all v: below by the first number, above by the second.
+    """Return proven lower and upper bounds on |W^T v| / |v| over all v.
 
-    The lower one is 0 for an expanding layer (more rows than columns), where W^T has a null space.
+    The lower bound is 0 for an expanding layer (more rows than columns), where W^T has a null space.
     """
     highest = verified.spectral_norm(w)
     rows, columns = w.shape
@@ -93,7 +93,7 @@ def _peak(beta: float) -> float:
 
 
 def _layer_constant(lowest: float, highest: float, beta: float) -> float:
-    """Maximum of f over [lowest, highest]; f rises up to 1 / sqrt(beta) and falls after it."""
+    """Return the maximum of f over [lowest, highest]; f increases up to 1 / sqrt(beta) and decreases after it."""
     turning = 1 / math.sqrt(beta)
     if lowest < turning < highest:
         return _peak(beta)

@@ -1,13 +1,13 @@
-"""The multiplier bound: a Lipschitz constant from one inequality per unit, optimised, then proven.
+"""The multiplier bound: a Lipschitz bound with one nonnegative multiplier per unit, optimised and then proven.
 
 Let z* minimise 1/2 z^T H z - q^T z over a box with q = B x + const, and let v, u be the differences of two minimisers and of
-their inputs. The optimality conditions give v_i (B u - H v)_i >= 0 for every unit: each is monotone on its own. Weigh them by
-Lam = diag(lam), lam >= 0 (of either sign where a unit is free and the inequality an equation), and add up. If
+their inputs. The optimality conditions give v_i (B u - H v)_i >= 0 for every unit, since each unit is monotone. Multiply by
+Lam = diag(lam), lam >= 0 (of either sign for a free unit, whose inequality is an equation), and sum. If
 S = Lam H + H Lam - C^T C is positive definite, then |C v|^2 <= 2 v^T Lam B u - v^T S v <= u^T B^T Lam S^-1 Lam B u, so
 
     |C v| <= rho |u|    whenever    G = Lam H + H Lam - C^T C - Lam B B^T Lam / rho^2    is positive semidefinite.
 
-G is block tridiagonal. What an optimiser says about Lam is never believed: a verified Cholesky factorisation of G proves rho.
+G is block tridiagonal. The result of the optimiser is not trusted: a verified Cholesky factorisation of G proves rho.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from lrrn.runtime.threads import blas_threads, one_thread, side_by_side
 
 logger = logging.getLogger("lrrn.bounds")
 RATE = 2e10
-"""Operations a second that a budget in seconds is turned into evaluations by."""
+"""Operations per second, assumed for converting a time budget into a number of evaluations."""
 MANY_UNITS = 512
-"""Above so many unknowns a second BLAS thread helps."""
+"""Number of unknowns above which a second BLAS thread saves time."""
 LEAST, LARGEST = 1e-70, 1e70
-"""Multipliers, constants and norms of inputs' weights outside of this range prove nothing: products of several of them could
-underflow by more than the rounding that proofs allow for, or overflow."""
+"""Valid range of multipliers, constants and norms of the input weights. Outside of it no proof is attempted: products of
+several of them could overflow, or underflow by more than the rounding error that proofs allow for."""
 MEMORY = 2**32
-"""Bytes that read-outs treated at once may take, at eight matrices each."""
+"""Memory limit, in bytes, for read-outs processed at once, with eight matrices for each."""
 SLACKS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
-"""Shares by which a constant may exceed its estimate for a proof's sake, tried in turn: each try is a factorisation."""
+"""Relative excesses of a constant over its estimate, tried in turn until a proof succeeds; each try is a factorisation."""
 FEWEST, MOST = 30, 240
-"""Evaluations below which optimising is not worth beginning, and after which it has converged."""
+"""Smallest number of evaluations for which the optimiser is started, and the number after which it has converged."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Multipliers:
-    """A proven constant and the multipliers that prove it.
+    """A proven Lipschitz constant and the multipliers of its proof.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class MultiplierProblem:
             raise TypeError(f"bounds are proven in float64; this energy is {energy.weights[0].dtype}")
         if energy.n_free == 0:
             raise ValueError("the free phase of this network has no unknowns: its output is affine in x")
-        # thousands of small factorisations: a job for the CPU wherever the network lives
+        # always on the CPU, whatever the device of the network: there are thousands of small factorisations
         energy = energy if energy.weights[0].device.type == "cpu" else energy.to(torch.float64, "cpu")
         self._energy = energy
         self._h = energy.free_hessian
@@ -93,7 +93,7 @@ class MultiplierProblem:
 
     @property
     def read_out(self) -> Tensor:
-        """What turns the last unknown block into the output: W_{L-1} if the output is eliminated, otherwise the identity."""
+        """The matrix that maps the last unknown block to the output: W_{L-1} if the output is eliminated, else the identity."""
         if self._energy.eliminated:
             return self._energy.weights[-1]
         return torch.eye(self._last, dtype=self._h.dtype, device=self._h.device)
@@ -106,7 +106,7 @@ class MultiplierProblem:
 
     @lazy
     def _input_gram(self) -> Tensor:
-        """B B^T, which lives in the first block."""
+        """B B^T, which is zero outside of the first block."""
         return gram(self._energy.weights[0]) * self._input_scale**2
 
     @property
@@ -129,13 +129,13 @@ class MultiplierProblem:
         return padded
 
     def proven_root(self) -> tuple[Tensor, float]:
-        """Return R for the first block and an error in norm: some R' that near has R' R'^T - B B^T positive semidefinite.
+        """Return R for the first block and an error e: some R' with |R' - R| <= e has R' R'^T - B B^T positive semidefinite.
 
-        So R may stand for B in proofs that allow for the error. It has as few columns as possible.
+        R can therefore replace B in proofs that account for the error. It has as few columns as possible.
         """
         w = self._energy.weights[0]
         if w.shape[1] <= w.shape[0]:
-            # B itself, up to the rounding of one product
+            # B itself, up to the rounding error of one product
             return w * self._input_scale, verified.EPS * self._input_scale * float(w.norm())
         product = self._input_gram
         trace = float(product.diagonal().sum())
@@ -143,13 +143,13 @@ class MultiplierProblem:
         shift = 2 * (rounding + 8 * (self._first + 8) * verified.EPS * trace)
         shifted = BlockTridiagonal((product + shift * torch.eye(self._first, dtype=product.dtype),), ())
         factor = shifted.cholesky()
-        # R R^T = B B^T + shift I - (the factor's residual and rounding), which is to leave something of the shift
+        # R R^T = B B^T + shift I - (residual and rounding error of the factor); the shift must exceed the last term
         if bool(factor.ok) and factor.defect(shifted) + rounding + 4 * verified.EPS * (trace + shift) < shift:
             return factor.lower[0], 0.0
         return torch.zeros_like(product), math.inf
 
     def start(self) -> Tensor:
-        """Return multipliers that reproduce the spectral bound, up to a little slack: where optimisation begins."""
+        """Return multipliers that reproduce the spectral bound, up to a little slack: the starting point of the optimiser."""
         energy = self._energy
         constants, shrink = [], []
         for w, beta in zip(energy.weights, energy.beta, strict=True):
@@ -168,7 +168,7 @@ class MultiplierProblem:
     # --- optimising ---------------------------------------------------------------------------------------------------
 
     def estimate(self, lam: Tensor, c: Tensor) -> float:
-        """Return the constant that multipliers give for a read-out ``c`` of the last block, unproven; inf if they give none."""
+        """Return the unproven constant of multipliers for a read-out ``c`` of the last block; inf if they are infeasible."""
         value, _ = self._value(lam, c, math.inf)
         return math.sqrt(value) if value < math.inf else math.inf
 
@@ -178,11 +178,11 @@ class MultiplierProblem:
         return gain(self._dense, self._padded_root, lam, whole, sharpness)
 
     def improve(self, lam: Tensor, c: Tensor, evaluations: int) -> Tensor:
-        """Lower the constant for a read-out ``c`` of the last block from ``lam`` on; never to something worse."""
+        """Optimise the multipliers for a read-out ``c`` of the last block, starting at ``lam``; the result is never worse."""
         return minimised(lambda trial, sharpness: self._value(trial, c, sharpness), lam, self.free_units, evaluations)
 
     def affordable(self, seconds: float) -> int:
-        """Return how many evaluations fit into a time budget on an ordinary core, by counting operations."""
+        """Return the number of evaluations in a time budget on a typical core, from an operation count."""
         n, r = self._h.dim, self._input_root.shape[1]
         operations = n**3 / 3 + 4 * n * n * r + 10 * r**3
         return int(seconds / (3e-4 + operations / RATE))
@@ -203,7 +203,7 @@ class MultiplierProblem:
         return ceiling
 
     def _is_proven(self, lam: Tensor, c: Tensor, rho: float) -> bool:
-        """Whether G is proven positive definite, the rounding made in computing it included."""
+        """Whether G is proven positive definite, including the rounding errors of its entries."""
         trace, largest = float(self._input_gram.diagonal().sum()), float(lam.abs().max())
         if not all(LEAST < size < LARGEST for size in (rho, largest, math.sqrt(trace))):
             return False
@@ -215,14 +215,14 @@ class MultiplierProblem:
         square = gram(c.mT)
         diag[0].sub_(gain)
         diag[-1].sub_(square)
-        # entries of H, B B^T and C^T C carry the rounding of inner products, those of G a few operations more
+        # entries of H, B B^T and C^T C have the rounding errors of inner products, those of G a few operations more
         rounding = self._energy.rounding.inner
         size = 2 * largest * (float(self._h.diagonal.sum()) + self._h.frobenius())
         size += float(square.diagonal().sum()) + float(c.square().sum())
         size += 2 * float(parts[0].abs().max()) ** 2 * trace / rho**2 + float(gain.norm())
         return verified.is_positive_definite(BlockTridiagonal(tuple(diag), tuple(sub)), 0.0, 2 * rounding * size)
 
-    # --- what is asked for --------------------------------------------------------------------------------------------
+    # --- bounds -------------------------------------------------------------------------------------------------------
 
     def network(self, ceiling: float, seconds: float) -> Multipliers:
         """Return a proven constant of the whole output, at most ``ceiling``."""
@@ -243,13 +243,13 @@ class MultiplierProblem:
         Parameters
         ----------
         lam : Tensor of shape (dim,)
-            Multipliers of the whole output, to begin from.
+            Multipliers of the whole output, as a warm start.
         rows : Tensor of shape (m, d)
             Read-outs of the last block.
         ceilings : Tensor of shape (m,)
-            Constants proven otherwise; the results are at most these.
+            Constants proven by other methods; the results are at most these.
         seconds : float
-            Time budget for all of them together; where it allows little, ``lam`` is only rescaled.
+            Time budget for all of them together; if it is small, ``lam`` is only rescaled.
 
         Returns
         -------
@@ -274,14 +274,15 @@ class MultiplierProblem:
         return out
 
     def threads(self) -> AbstractContextManager[None]:
-        """Hold BLAS to one thread unless the matrices are large: small ones run tens of times slower with more."""
+        """Limit BLAS to one thread unless the matrices are large: small ones are tens of times slower with more threads."""
         return one_thread() if self._h.dim <= MANY_UNITS else nullcontext()
 
     def scales(self, lam: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the multiple of ``lam`` that is best for each read-out of one row, and the constant it gives, unproven.
+        """Return the best multiple of ``lam`` for each read-out of one row, and its unproven constant.
 
-        With K = Lam H + H Lam and tau = c K^-1 c^T, t Lam is feasible for t > tau, and by the formula for updates of rank one
-        the matrix whose largest eigenvalue counts is t M + t / (t - tau) g g^T with M and g that do not depend on t.
+        With K = Lam H + H Lam and tau = c K^-1 c^T, t Lam is feasible for t > tau, and by the rank-one update formula
+        (Sherman-Morrison) the constant follows from the largest eigenvalue of t M + t / (t - tau) g g^T, where M and g do not
+        depend on t.
         """
         h, d = self._dense, self._first
         factor, info = torch.linalg.cholesky_ex(lam[:, None] * h + h * lam)
@@ -314,7 +315,7 @@ _known: WeakKeyDictionary[LiftedEnergy, dict[float, Multipliers]] = WeakKeyDicti
 
 
 def network_multipliers(energy: LiftedEnergy, ceiling: float, seconds: float) -> Multipliers:
-    """Return proven multipliers for the output of a float64 energy; remembered as long as the energy lives."""
+    """Return proven multipliers for the output of a float64 energy; cached for the lifetime of the energy."""
     known = _known.setdefault(energy, {})
     if seconds not in known:
         known[seconds] = MultiplierProblem(energy).network(ceiling, seconds)

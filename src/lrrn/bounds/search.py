@@ -1,4 +1,4 @@
-"""The search for multipliers: a smoothed largest eigenvalue, lowered by L-BFGS. Nothing here is proven."""
+"""Optimisation of multipliers: L-BFGS on a smoothed largest eigenvalue. Results are estimates, not proven bounds."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 SHARPNESS = (100.0, 3000.0)
-"""The largest eigenvalue is smoothed for the optimiser, more and more sharply."""
+"""Parameters of the smoothed largest eigenvalue, in order: larger values are closer to the largest eigenvalue."""
 
 
 def gain(h: Tensor, root: Tensor, lam: Tensor, c: Tensor, sharpness: float) -> tuple[float, Tensor | None]:
-    """Return the square of the constant that multipliers give for |C v|, unproven, and its gradient in them.
+    """Return the square of the unproven constant of multipliers for |C v|, and its gradient in the multipliers.
 
-    It is the largest eigenvalue of R^T Lam S^-1 Lam R, smoothed if ``sharpness`` is finite, and without a gradient if it is
-    not; infinite if S is not positive definite.
+    It is the largest eigenvalue of R^T Lam S^-1 Lam R, smoothed if ``sharpness`` is finite, and without a gradient
+    otherwise; infinite if S is not positive definite.
 
     Parameters
     ----------
     h : Tensor of shape (m, m)
     root : Tensor of shape (m, r)
-        R: H v is held against R u.
+        R, with R R^T = B B^T.
     lam : Tensor of shape (m,)
     c : Tensor of shape (k, m)
     sharpness : float
@@ -44,7 +44,7 @@ def gain(h: Tensor, root: Tensor, lam: Tensor, c: Tensor, sharpness: float) -> t
     scaled = (values / top - 1) * sharpness
     share = torch.softmax(scaled, 0)
     excess = float(torch.logsumexp(scaled, 0)) / sharpness
-    # eigenvalues are smoothed relative to the largest, which therefore has a share of its own in the derivative
+    # smoothing is relative to the largest eigenvalue, which therefore adds a term to the derivative
     share[-1] += 1 + excess - float(share @ values) / top
     keep = share > 1e-9
     share, vectors = share[keep], vectors[:, keep]
@@ -60,13 +60,13 @@ def minimised(
     Parameters
     ----------
     value : callable
-        From multipliers and sharpness to the constant's square and its gradient, as :func:`gain`.
+        Maps multipliers and sharpness to the square of the constant and its gradient, like :func:`gain`.
     lam : Tensor of shape (m,)
-        Where to begin.
+        Starting point.
     free : bool Tensor of shape (m,)
-        Where multipliers may have either sign; the others stay positive.
+        Multipliers that may have either sign; the others stay positive.
     evaluations : int
-        How often ``value`` may be called: a budget that, unlike time, gives the same result on every machine.
+        Maximum number of calls of ``value``: unlike a time budget, it gives the same result on every machine.
     """
     from scipy.optimize import minimize
 
@@ -74,7 +74,7 @@ def minimised(
     best, best_lam = value(lam, math.inf)[0], lam
 
     def unpack(theta: np.ndarray) -> Tensor:
-        # the logarithm keeps multipliers of constrained units positive
+        # optimise the logarithm, which keeps multipliers of constrained units positive
         t = torch.from_numpy(theta).to(lam)
         return torch.where(free, scale * t, scale * t.exp())
 
