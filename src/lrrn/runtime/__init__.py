@@ -1,1 +1,1 @@
-"""Process policy: threads, ranks, devices, precision, files. No mathematics."""
+"""Process-wide settings and resources: threads, ranks, devices, precision, files. No mathematics."""

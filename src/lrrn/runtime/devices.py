@@ -1,4 +1,4 @@
-"""Where to compute."""
+"""Choice of devices and dtypes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def choose_device(name: str) -> torch.device:
-    """Turn "auto", "cpu", "cuda" or "cuda:0", "cuda:1", ... into a device that exists."""
+    """Convert "auto", "cpu", "cuda" or "cuda:0", "cuda:1", ... to an existing device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
@@ -25,17 +25,17 @@ def choose_device(name: str) -> torch.device:
 
 
 def open_connections() -> None:
-    """Let CUDA, if it has not begun yet, open a connection for each of many streams: those that share one wait for another."""
+    """Give each of up to 32 CUDA streams its own connection, so that they do not serialise; call it before CUDA starts."""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def has_kernels(t: Tensor) -> bool:
-    """Whether kernels run where a tensor is: they need Triton, and a CUDA device unless Triton only interprets."""
+    """Whether Triton kernels can run on the device of a tensor: they need Triton, and CUDA unless Triton is interpreted."""
     return find_spec("triton") is not None and (t.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def to_dtype(name: str) -> torch.dtype:
-    """Turn "float32" or "float64" into torch's dtype."""
+    """Convert "float32" or "float64" to a torch dtype."""
     known = {"float32": torch.float32, "float64": torch.float64}
     if name not in known:
         raise ValueError(f"unknown dtype {name!r}; use one of {', '.join(known)}")

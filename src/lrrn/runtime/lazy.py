@@ -1,7 +1,7 @@
-"""Properties that are computed once.
+"""Cached properties without a lock.
 
-Up to Python 3.11 those of functools hold a lock while they are computed, one for all objects of a class. A child that is forked
-while another thread holds it would wait for ever, and threads that have nothing to do with each other wait for each other.
+Up to Python 3.11, ``functools.cached_property`` holds a lock during the computation, shared by all objects of a class. A
+process that is forked while another thread holds the lock would deadlock, and unrelated threads would wait for each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class lazy(functools.cached_property[T]):
-    """What :class:`functools.cached_property` is from Python 3.12 on: two threads may compute one value, and none waits."""
+    """Backport of :class:`functools.cached_property` of Python 3.12: no lock, so two threads may compute the same value."""
 
     def __init__(self, function: Callable[[Any], T]) -> None:
         super().__init__(function)

@@ -1,4 +1,4 @@
-"""Facts of this machine: its processor and its cores."""
+"""Information on this machine: processor and cores."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Name the processor, and the widest vectors it has that matter to the kernels."""
+    """Return the name of the processor, and its widest SIMD instruction set that the kernels use."""
     lines = _cpuinfo()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     return name + (", AVX-512" if "avx512f" in cpu_flags() else ", AVX2" if "avx2" in cpu_flags() else "")
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the instruction sets of the processor, by the names Linux has for them; none where it cannot be asked."""
+    """Return the instruction sets of the processor, by their Linux names; empty if they are unknown."""
     return frozenset(next((line for line in _cpuinfo() if line.startswith("flags")), "").partition(":")[2].split())
 
 
@@ -27,5 +27,5 @@ def _cpuinfo() -> list[str]:
 
 
 def cores() -> int:
-    """Return how many processor cores this process may use."""
+    """Return the number of processor cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

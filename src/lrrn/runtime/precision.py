@@ -1,8 +1,8 @@
-"""Products in full precision, whatever torch is allowed to do elsewhere.
+"""Matrix products in full float32 precision, independent of the TF32 settings of torch.
 
-``torch.set_float32_matmul_precision("high")`` and ``torch.backends.cuda.matmul.fp32_precision = "tf32"`` let products of
-float32 be computed in TF32, with ten bits. That is a fair choice for gradients. A Hessian, a residual or a certificate made of
-such products would say something that is not so.
+``torch.set_float32_matmul_precision("high")`` and ``torch.backends.cuda.matmul.fp32_precision = "tf32"`` allow float32
+products in TF32, with a mantissa of ten bits. That is acceptable for gradients. A Hessian, a residual or a certificate computed
+from such products would be wrong.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SWITCHES: tuple[Any, ...] = tuple(
     for switch in (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
     if hasattr(switch, "fp32_precision")
 )
-"""Where torch keeps the setting, one for each kind of device; before 2.9 there is one for all."""
+"""Attributes of torch with the setting, one per type of device; before torch 2.9 there is one for all."""
 _FULL = ("none", "ieee", "highest")
 
 
 def _allowed() -> tuple[str, ...]:
-    """Return what torch may use for products of float32."""
+    """Return the precisions that torch may use for float32 products."""
     if not _SWITCHES:
         return (torch.get_float32_matmul_precision(),)
     return tuple(switch.fp32_precision for switch in _SWITCHES)
@@ -36,7 +36,7 @@ def _allowed() -> tuple[str, ...]:
 
 def _is_full() -> bool:
     try:
-        # far faster, and an error where the newer switches say something else
+        # much faster, but raises an error if the newer settings differ
         return torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:
         return all(setting in _FULL for setting in _allowed())
@@ -50,14 +50,14 @@ def _allow(settings: tuple[str, ...]) -> None:
 
 
 class _Guard:
-    """torch has one setting for all threads: the first to come in changes it, the last to leave restores it."""
+    """Counter of the threads inside: the setting is process-wide, so the first thread changes it and the last restores it."""
 
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), 0
         self._before: tuple[str, ...] = ()
 
     def enter(self) -> bool:
-        """Hold products to full precision; return whether that is to be undone by :meth:`leave`."""
+        """Enforce full precision; return whether :meth:`leave` must be called."""
         with self._lock:
             if self._inside == 0:
                 if _is_full():
@@ -68,7 +68,7 @@ class _Guard:
             return True
 
     def leave(self) -> None:
-        """Be done with it."""
+        """Leave the guard."""
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
@@ -80,7 +80,7 @@ _guard = _Guard()
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Hold products of float32 to full precision, for all threads, as long as one is in here."""
+    """Disable TF32 process-wide while any thread is inside."""
     inside = _guard.enter()
     try:
         yield
@@ -90,7 +90,7 @@ def full_precision() -> Iterator[None]:
 
 
 def in_full_precision(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function compute its products in full precision."""
+    """Decorate a function to compute its products in full precision."""
 
     @wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,7 +1,7 @@
-"""Ranks: the processes that torchrun starts for one piece of work, and what they say to each other.
+"""Ranks: the processes that torchrun starts for one job, and their collective operations.
 
-Training and scoring ask :func:`current` who takes part. That is this process alone unless it is inside :func:`joined`, so that
-a script that uses torch.distributed for something else does not find its models waiting for each other.
+Training and scoring call :func:`current` for the participating ranks. These are only this process unless it is inside
+:func:`joined`. A script that uses torch.distributed for other purposes is therefore not affected.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor
 
 T = TypeVar("T")
 TIMEOUT = timedelta(days=1)
-"""How long a rank waits for the others, who may be reading from a slower disk. That a rank has died is noticed at once."""
+"""Timeout of collective operations: other ranks may read from a slower disk. The death of a rank is detected at once."""
 PATIENCE = timedelta(minutes=15)
-"""How long ranks wait for each other at the start."""
+"""Timeout of the rendezvous at the start."""
 
 
 class RankLostError(ConnectionError):
@@ -35,16 +35,16 @@ class RankLostError(ConnectionError):
 @final
 @dataclass(frozen=True)
 class Ranks:
-    """Who takes part, and as which of them.
+    """The participating ranks, and the index of this one.
 
     Parameters
     ----------
     index : int, default=0
         Number of this rank; rank 0 alone writes and prints.
     size : int, default=1
-        How many there are.
+        Number of ranks.
     connected : bool, default=False
-        Whether there is a process group. One rank can have one too.
+        Whether there is a process group; a single rank may have one too.
     """
 
     index: int = 0
@@ -57,23 +57,23 @@ class Ranks:
         return self.index == 0
 
     def part(self, n: int) -> slice:
-        """Return this rank's share of ``n`` things in a row; shares differ by one at most and may be empty."""
+        """Return this rank's contiguous share of ``n`` items; shares differ by at most one item and may be empty."""
         return slice(n * self.index // self.size, n * (self.index + 1) // self.size)
 
     def add_up(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over all ranks; every rank gets the same bits."""
+        """Replace a tensor by its sum over all ranks (all-reduce); the result is bitwise equal on every rank."""
         if self.connected:
             with _in_touch():
                 dist.all_reduce(tensor)
 
     def copy_main(self, tensor: Tensor) -> None:
-        """Replace a tensor by rank 0's."""
+        """Replace a tensor by that of rank 0 (broadcast)."""
         if self.connected:
             with _in_touch():
                 dist.broadcast(tensor, src=0)
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value, in order, on every rank."""
+        """Return the values of all ranks, in order, on every rank (all-gather)."""
         if not self.connected:
             return [value]
         values: list[Any] = [None] * self.size
@@ -82,10 +82,10 @@ class Ranks:
         return values
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """Do something on rank 0 alone and return its result on all; an error there is raised by all."""
+        """Call a function on rank 0 only and return its result on all ranks; all ranks raise an error that occurs there."""
         if not self.connected:
             return work()
-        told: list[Any] = [None, None]  # the result, or what went wrong
+        told: list[Any] = [None, None]  # the result, or the error
         if self.is_main:
             try:
                 told[0] = work()
@@ -100,7 +100,7 @@ class Ranks:
         return told[0]
 
     def check_same(self, what: str, values: dict[str, Any]) -> None:
-        """Raise on every rank, with the names of what differs, unless all were given the same."""
+        """Raise an error on every rank, with the names of differing values, unless all ranks have equal values."""
         everyone = self.gather({key: json.dumps(value, default=repr) for key, value in values.items()})
         for index, other in enumerate(everyone):
             differing = [key for key in sorted({*everyone[0], *other}) if everyone[0].get(key) != other.get(key)]
@@ -116,21 +116,21 @@ _current = Ranks()
 
 
 def current() -> Ranks:
-    """Return the ranks of the surrounding :func:`joined`, or this process alone."""
+    """Return the ranks of the enclosing :func:`joined`, or only this process."""
     return _current
 
 
 @contextmanager
 def joined(device: str = "auto") -> Iterator[Ranks]:
-    """Take part in what torchrun started: inside, fits and scores are shared by all ranks, who must all do the same.
+    """Join the process group of torchrun: inside, all ranks share fits and scores, and must all make the same calls.
 
-    Without torchrun (or other launchers that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) it does nothing, so that one
-    script serves both. A process group that exists already is used and left as it is.
+    Without torchrun (or other launchers that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) it does nothing, so that
+    the same script runs with and without it. A process group that exists already is used and left as it is.
 
     Parameters
     ----------
     device : {"auto", "cpu", "cuda"}, default="auto"
-        Where the models will be. On CUDA the ranks of a machine take a GPU each and talk through NCCL, otherwise through Gloo.
+        Device of the models. On CUDA, each rank of a machine uses its own GPU, and the backend is NCCL; otherwise it is Gloo.
     """
     global _current
     started = dist.is_available() and dist.is_initialized()
@@ -159,11 +159,11 @@ def joined(device: str = "auto") -> Iterator[Ranks]:
 
 
 def _met(store: Any, index: int, size: int) -> Any:
-    """Wait for all ranks and return a place in the store that is theirs alone.
+    """Wait for all ranks and return a prefix of the store that is unique to this start.
 
-    torchrun keeps its store when it restarts ranks, and in it the addresses of those that died, which Gloo would take for those
-    of the living. So every rank draws a name, which no dead one can have had. Rank 0 answers the others by name with its own,
-    and what they tell each other from then on is filed under that.
+    torchrun keeps its store when it restarts ranks. The store then contains the addresses of dead ranks, which Gloo would use.
+    Every rank therefore draws a random name, which no dead rank can have had. Rank 0 answers each of the others, by name, with
+    its own name, which is the prefix of all further keys.
     """
     deadline, name = time.monotonic() + PATIENCE.total_seconds(), secrets.token_hex(8)
     told = name if index == 0 else ""
@@ -189,7 +189,7 @@ def _met(store: Any, index: int, size: int) -> Any:
 
 
 def _take_gpu() -> None:
-    """Make "cuda" mean this rank's own GPU."""
+    """Make this rank's own GPU the current CUDA device."""
     local, available = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= available:
         raise ValueError(
@@ -211,7 +211,7 @@ def _in_touch() -> Iterator[None]:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that can be sent to other ranks: itself, or its words."""
+    """Return an error that can be sent to other ranks: the error itself if it can be pickled, or one with its message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -31,25 +31,25 @@ _REMEDIES = {
 
 
 class FileFormatError(ValueError):
-    """A file is truncated, foreign or too new to be read."""
+    """A file is truncated, not a file of this package, or written by a newer release."""
 
 
 class WriteError(OSError):
-    """A file could not be written; what was there before is as it was."""
+    """A file could not be written; an existing file is unchanged."""
 
 
 def write(path: str | os.PathLike[str], kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """Write tensors and a header so that the file is either the old or the new one, never half of it.
+    """Write tensors and a header atomically: the file is either the old or the new one, never a partial one.
 
     Parameters
     ----------
     path : path-like
-        Where to write.
+        The file.
     kind : str
-        What the file holds, checked when it is read.
+        Kind of the content, checked when the file is read.
     tensors : dict of str to Tensor
     header : dict
-        Anything JSON can hold.
+        Any value that JSON can represent.
     """
     envelope = {"kind": kind, "version": VERSION, "header": header}
     contiguous = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
@@ -57,7 +57,7 @@ def write(path: str | os.PathLike[str], kind: str, tensors: dict[str, Tensor], h
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file atomically: to a temporary neighbour, flushed to disk, then renamed. What is no file is just written to.
+    """Write a file atomically: write a temporary file beside it, flush it to disk, rename it. Write special files directly.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     Raises
     ------
     WriteError
-        The disk is full, the folder cannot be written, and the like. The file is then what it was before.
+        For example, the disk is full or the folder is not writable. An existing file is unchanged.
     """
     target, part = _behind_links(path), None
     try:
@@ -91,18 +91,18 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def _behind_links(path: str | os.PathLike[str]) -> Path:
-    """Return the file a path stands for, so that links stay links and the temporary neighbour is on the same disk."""
+    """Resolve symbolic links, so that links are preserved and the temporary file is on the same disk."""
     return Path(os.path.realpath(path))
 
 
 def _is_special(path: str | os.PathLike[str]) -> bool:
-    """Whether this is a device or a pipe, or standard output, behind which there may be a file: they are never replaced."""
+    """Whether this is a device, a pipe, or standard output (which may be redirected to a file): they are never replaced."""
     stream = os.path.abspath(path).startswith(("/dev/stdout", "/dev/stderr", "/dev/fd/"))
     return os.path.exists(path) and (stream or not (os.path.isfile(path) or os.path.isdir(path)))
 
 
 def _prefix(target: Path) -> str:
-    """Return how the names of a file's temporary neighbours begin; of a long name what leaves room for the rest."""
+    """Return the prefix of a file's temporary files, truncated if the name is long."""
     name = os.fsencode(target.name)
     if len(name) <= 200:
         return f".{target.name}."
@@ -110,7 +110,7 @@ def _prefix(target: Path) -> str:
 
 
 def write_error(path: str | os.PathLike[str], error: OSError, size: int | None = None) -> WriteError:
-    """Return the error to raise when writing a file failed: it names the file, the reason and what to do."""
+    """Return the error to raise when writing a file failed: it states the file, the reason and advice."""
     needed = "" if size is None else f" ({size} bytes to write)"
     remedy = _REMEDIES.get(error.errno or 0, "choose another place")
     intact = "; what the file held before is intact" if os.path.isfile(path) else ""
@@ -120,12 +120,12 @@ def write_error(path: str | os.PathLike[str], error: OSError, size: int | None =
 
 
 def clear_remains(path: str | os.PathLike[str]) -> None:
-    """Remove what a process killed while writing this file left beside it."""
+    """Remove temporary files of processes that were killed while writing this file."""
     target = _behind_links(path)
     for part in target.parent.glob(f"{glob.escape(_prefix(target))}*.part"):
         try:
             part.unlink(missing_ok=True)
-        except OSError:  # in the way of nothing: writing will tell if the folder has become read-only
+        except OSError:  # harmless: writing will raise an error if the folder is read-only
             continue
 
 
@@ -137,7 +137,7 @@ def read(path: str | os.PathLike[str], *kinds: str) -> tuple[str, dict[str, Tens
     path : path-like
         The file.
     *kinds : str
-        What it may hold.
+        Accepted kinds of content.
 
     Returns
     -------
@@ -150,7 +150,7 @@ def read(path: str | os.PathLike[str], *kinds: str) -> tuple[str, dict[str, Tens
     FileNotFoundError
         There is no such file.
     FileFormatError
-        It is truncated, damaged, foreign, of another kind or of a newer release.
+        It is truncated, damaged, not a file of this package, of another kind or of a newer release.
     OSError
         It cannot be read.
     """
@@ -168,7 +168,7 @@ def read(path: str | os.PathLike[str], *kinds: str) -> tuple[str, dict[str, Tens
                 )
             if envelope["kind"] not in kinds:
                 raise FileFormatError(f"{path} holds a {envelope['kind']}, not a {' or '.join(kinds)}")
-            # copies: a tensor that is a view of the file would go when the file is cut off
+            # copy: a memory-mapped tensor would become invalid if the file is truncated
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
             return envelope["kind"], tensors, envelope["header"]
     except FileFormatError:
@@ -180,18 +180,18 @@ def read(path: str | os.PathLike[str], *kinds: str) -> tuple[str, dict[str, Tens
 
 
 def check_readable(path: str | os.PathLike[str]) -> None:
-    """Raise FileNotFoundError, or what else the system says, if a file cannot be read."""
+    """Raise FileNotFoundError or another OSError if a file cannot be read."""
     try:
         if os.path.isfile(path):
             with open(path, "rb"):
                 return
-    except ValueError:  # a name that no file can have
+    except ValueError:  # an invalid file name
         pass
     raise FileNotFoundError(f"no file {path}")
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise before any work is done if a file cannot be written there."""
+    """Raise an error if a file cannot be written; call it before long computations."""
     if "\0" in os.fspath(path):
         raise WriteError(f"cannot write {os.fspath(path)!r}: no file can have this name; choose another")
     if _is_special(path):
@@ -206,7 +206,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not os.path.lexists(path):
             _try_name(path)
-        # permissions are not all that can stand in the way
+        # permissions are not the only obstacle
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -214,7 +214,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _try_name(path: str | os.PathLike[str]) -> None:
-    """Raise what the system has against a name, other than that there is no such file."""
+    """Raise the OSError of an invalid file name; a missing file is not an error."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -222,7 +222,7 @@ def _try_name(path: str | os.PathLike[str]) -> None:
 
 
 def fingerprint(*tensors: Tensor | None) -> str:
-    """Identify data by their shapes, types and a thousand of their rows."""
+    """Return a hash of the shapes, dtypes and about a thousand rows of each tensor."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         if tensor is None:

@@ -1,8 +1,8 @@
-"""Threads: one policy for BLAS and for our own kernels.
+"""Threads: limits on BLAS threads, and the thread pool of the CPU kernels.
 
-Small matrix products with several BLAS threads can run tens of times slower than with one, because their threads spin
-against the kernels' own. So long work (a fit, a command) holds ``blas_threads(1)`` while the solvers spread samples over
-``workers()`` Python threads running kernels that release the interpreter lock.
+Small matrix products with several BLAS threads can be tens of times slower than with one, because spinning BLAS threads compete
+with the threads of the kernels. Long computations (a fit, a command) therefore run inside ``blas_threads(1)``, while the
+solvers distribute samples over ``workers()`` Python threads, whose kernels release the global interpreter lock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _here = threading.local()
 
 @dataclass
 class _Held:
-    """Limits that threads of this process hold at the moment; a forked child begins with none."""
+    """Thread limits currently in force in this process; a forked child starts without any."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     torch_holders: int = 0
@@ -39,16 +39,16 @@ _held = _Held()
 
 
 def workers() -> int:
-    """Return how many threads the CPU kernels use: torch's own number, as it was before :func:`blas_threads` held it."""
+    """Return the number of threads of the CPU kernels: that of torch, as it was before :func:`blas_threads`."""
     return getattr(_here, "workers", None) or torch.get_num_threads()
 
 
 @contextmanager
 def blas_threads(n: int = 1) -> Iterator[None]:
-    """Hold torch's BLAS and OpenMP to ``n`` threads in the calling thread, and restore their number afterwards.
+    """Limit torch's BLAS and OpenMP to ``n`` threads in the calling thread, and restore the number afterwards.
 
-    Enter it around a whole fit or command, not around single calls. It may be nested, and several threads may be inside at
-    once: torch keeps the number per thread.
+    Use it around a whole fit or command, not around single calls. It may be nested, and several threads may be inside at
+    once: torch stores the number per thread.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def blas_threads(n: int = 1) -> Iterator[None]:
         if held.torch_holders == 0:
             held.torch_before = before
         elif not getattr(_here, "known", False):
-            # torch gives a new thread the number that any thread set last: here the limit another one holds, not its own
+            # torch gives a new thread the number set last by any thread, which here is the limit of another one
             before = held.torch_before
         held.torch_holders += 1
     _here.known = True
@@ -70,7 +70,7 @@ def blas_threads(n: int = 1) -> Iterator[None]:
     try:
         yield
     finally:
-        if held is _held:  # or else this is a child, forked meanwhile, which has begun anew
+        if held is _held:  # skip in a forked child, which resets its own state
             torch.set_num_threads(before)
             _here.workers = outer
             with held.lock:
@@ -79,12 +79,12 @@ def blas_threads(n: int = 1) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Hold torch's BLAS, and that of NumPy and SciPy that compiled kernels call, to one thread."""
+    """Limit torch's BLAS, and the BLAS of NumPy and SciPy that compiled kernels call, to one thread."""
     held = _held
     with held.lock:
         if held.blas_holders == 0:
-            # one number for the whole process: the first to come sets it, the last to leave restores it, and both by the same
-            # thread, since threadpoolctl lets only the one that set a limit lift it
+            # one process-wide limit: set when the first thread enters, removed when the last one leaves. The same thread does
+            # both, since threadpoolctl requires that the thread that set a limit removes it
             held.keeper = held.keeper or ThreadPoolExecutor(1, "lrrn-limits")
             held.blas_limits = held.keeper.submit(_limit_blas).result()
         held.blas_holders += 1
@@ -100,16 +100,16 @@ def one_thread() -> Iterator[None]:
 
 
 def holds_one_thread() -> bool:
-    """Whether :func:`one_thread` is held in this process; never in a forked child, whose BLAS may wait for its threads."""
+    """Whether :func:`one_thread` is active in this process; never in a forked child, whose BLAS may wait for lost threads."""
     return _held.blas_holders > 0
 
 
 def _limit_blas() -> Any:
-    # loaded first, or the limit would not reach it
+    # load the library first: a limit applies only to loaded libraries
     import scipy.linalg.cython_blas  # noqa: F401
     import threadpoolctl
 
-    # since 3.8 the first thread to set a limit alone can set others: inside a caller's own limit ours would be lost
+    # since 3.8 only the first thread that set a limit can set others: inside a caller's limit, this one would have no effect
     release = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
     if release is not None:
         release(force=True)
@@ -117,16 +117,16 @@ def _limit_blas() -> Any:
 
 
 def over_rows(work: Callable[[int, int], None], n_rows: int, min_rows: int) -> None:
-    """Call ``work(start, stop)`` for consecutive parts of ``n_rows``, on as many threads as pay off.
+    """Call ``work(start, stop)`` for consecutive parts of ``n_rows``, on as many threads as save time.
 
     Parameters
     ----------
     work : callable
-        Must release the interpreter lock to gain anything, and touch only the rows it is given.
+        Must access only the given rows, and release the global interpreter lock for any speed-up.
     n_rows : int
-        How many rows there are.
+        Number of rows.
     min_rows : int
-        The least number of rows worth a thread of their own.
+        Minimum number of rows per thread.
     """
     parts = max(1, min(workers(), n_rows // min_rows))
     edges = [n_rows * i // parts for i in range(parts + 1)]
@@ -161,11 +161,11 @@ def _executor(size: int) -> ThreadPoolExecutor:
 
 
 def _forget_after_fork() -> None:
-    """Drop the parent's pool and limits, and keep torch from waiting for its threads: none of them exist in a forked child."""
+    """Reset thread pool and limits after a process fork, and limit torch to one thread: a child has none of the threads."""
     global _pool, _pool_size, _lock, _held
     _pool, _pool_size, _lock, _held = None, 0, threading.Lock(), _Held()
     _here.workers = None
-    # torch's OpenMP would wait for its threads for ever; with one thread it starts none, as in torch's own data loaders
+    # torch's OpenMP would wait for lost threads for ever; with one thread it needs none, as in torch's data loaders
     torch.set_num_threads(1)
 
 
