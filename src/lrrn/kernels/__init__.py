@@ -1,1 +1,1 @@
-"""Compiled kernels: arrays in, arrays out. They import nothing of this package but each other."""
+"""Compiled kernels, which read and write plain arrays. They import only each other from this package."""

@@ -1,4 +1,4 @@
-"""Compiled kernels: the one way to declare them, and what becomes of them where nothing can be kept on disk."""
+"""Decorators for Numba kernels, with a disk cache whose failures are tolerated."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _told: set[str] = set()
 
 
 def summing(function: Callable[..., Any]) -> Any:
-    """Do as :func:`kernel` does, and let sums be taken in any order: in vectors, they take a fraction of the time."""
+    """Compile like :func:`kernel`, but allow sums to be reordered, so that they can be vectorised."""
     return kernel(function, fastmath={"reassoc", "nsz", "contract"})
 
 
 def kernel(function: Callable[..., Any], **more: Any) -> Any:
-    """Compile a function on its first call, without the interpreter lock, and keep the result for later processes.
+    """Compile a function on its first call, release the global interpreter lock in it, and cache the result on disk.
 
-    Where it cannot be kept (no folder that can be written, a full disk) or what was kept is damaged, the kernel is compiled
-    anew, a warning is logged once, and all else goes on.
+    If the cache cannot be written (no writable folder, a full disk) or is damaged, the kernel is compiled again and a warning
+    is logged once.
     """
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False, **more}
     try:
@@ -35,7 +35,7 @@ def kernel(function: Callable[..., Any], **more: Any) -> Any:
 
 
 class _Forgiving:
-    """Numba's cache of one function, whose failures are not those of the function."""
+    """Numba's cache of one function; errors of the cache do not propagate to callers."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -43,7 +43,7 @@ class _Forgiving:
     def load_overload(self, signature: Any, context: Any) -> Any:
         try:
             return self._cache.load_overload(signature, context)
-        except Exception as error:  # whatever a damaged file makes of reading it, compiling is the answer
+        except Exception as error:  # a damaged file may raise any error: compile again
             _tell(f"{self._cache.cache_path}: {type(error).__name__}: {error}")
             try:
                 self._cache.flush()

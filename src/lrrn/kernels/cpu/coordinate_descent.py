@@ -1,9 +1,9 @@
-"""Coordinate-descent kernel for the CPU: arrays in, arrays out.
+"""Coordinate-descent kernel for the CPU.
 
-Samples sit side by side in lanes; units are visited in panels of ``PANEL`` within a layer, each layer padded to whole panels.
-Inside a panel each unit sees the steps of those before it (plain Gauss-Seidel order); the rest of the gradient then gets the
-panel's steps in one pass, skipped where no lane moved. A lane whose sample has converged is refilled with the next one, and
-every lane's arithmetic is its own, so what a call makes of a sample does not depend on the samples around it.
+Each sample occupies one SIMD lane. Units are visited in panels of ``PANEL`` units of a layer, and each layer is padded to whole
+panels. Inside a panel, each unit uses the steps of those before it (plain Gauss-Seidel order). The rest of the gradient is then
+updated with the steps of the panel in one pass, which is skipped if no lane moved. A lane whose sample has converged is
+refilled with the next sample. Lanes are independent, so the result of a sample does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _fill_rows(panels: Any, at: int, rows: Any, j0: int, units: int) -> int:
     for m in range(rows.shape[0]):
         row, target = rows[m, j0:], panels[at + m * PANEL :]
         if units == PANEL:
-            # a fixed length, so that it is one vector
+            # a fixed length, so that the compiler uses one vector
             for i in range(PANEL):
                 target[i] = row[i]
         else:
@@ -61,7 +61,7 @@ def invert_diagonal(inverse_diagonal: Any, unit: int, block: Any) -> int:
 
 @kernel
 def _fill_lane(s: int, i: int, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
-    """Put a sample into a lane; bounds that all samples share are there already."""
+    """Load a sample into a lane; shared bounds have been loaded before."""
     for j in range(place.shape[0]):
         m = place[j]
         zs[m, s] = z[i, j]
@@ -75,7 +75,7 @@ def _fill_lane(s: int, i: int, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs:
 
 @kernel
 def _fill_bounds(lanes: int, place: Any, lo: Any, hi: Any, los: Any, his: Any) -> None:
-    """Put bounds that all samples share into every lane."""
+    """Load bounds that all samples share into every lane."""
     for j in range(place.shape[0]):
         m = place[j]
         for s in range(lanes):
@@ -87,7 +87,7 @@ def _fill_bounds(lanes: int, place: Any, lo: Any, hi: Any, los: Any, his: Any) -
 def _fill_correction(
     s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any
 ) -> None:
-    """Put the problem of what is to be added to ``z``, in units of ``unit``, into a lane."""
+    """Load the problem for the correction of ``z``, in multiples of ``unit``, into a lane."""
     row = 0 if lo.shape[0] == 1 else i
     scale = 1 / unit
     for j in range(place.shape[0]):
@@ -102,7 +102,7 @@ def _fill_correction(
 def _begin(
     s: int, i: int, unit: Any, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any
 ) -> None:
-    """Put a sample, or the problem of its correction, into a lane."""
+    """Load a sample, or the problem for its correction, into a lane."""
     if unit.shape[0] > 0:
         _fill_correction(s, i, unit[i], place, lo, hi, z, g, zs, gs, los, his)
     else:
@@ -111,7 +111,7 @@ def _begin(
 
 @kernel
 def _add_correction(s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z: Any, zs: Any, los: Any, his: Any) -> None:
-    """Add a lane's answer to ``z``; what reached a bound gets the bound itself."""
+    """Add the correction of a lane to ``z``; units at a bound are set to the bound exactly."""
     row = 0 if lo.shape[0] == 1 else i
     for j in range(place.shape[0]):
         m = place[j]
@@ -132,16 +132,16 @@ def descend(
     lanes: int,
     lo: Any,  # (1 or n, dim)
     hi: Any,  # (1 or n, dim)
-    threshold: Any,  # (n,) float64: stop when the squared KKT residual is at most this, in the unit's square if there is one
+    threshold: Any,  # (n,) float64: stop when the squared KKT residual is at most this, in multiples of unit^2 if there is one
     max_sweeps: int,
-    unit: Any,  # (n,) float64: sweep on what is to be added to z, in these units and in the panels' type; empty: on z itself
+    unit: Any,  # (n,) float64: scale of the correction of z, computed in the dtype of the panels; empty: sweep on z itself
     z: Any,  # (n, dim), in and out
-    g: Any,  # (n, dim): H z - q; out: likewise, with the rounding of every step on the way, unless there are units
+    g: Any,  # (n, dim): H z - q; out: likewise, with the rounding errors of all updates; unchanged if unit is given
     used: Any,  # (n,) int64, out: sweeps spent
 ) -> None:
     """Sweep until every sample has converged, became non-finite or had ``max_sweeps`` sweeps.
 
-    A correction that does not lessen the residual, or is not finite, is dropped.
+    A correction that does not reduce the residual, or is not finite, is discarded.
     """
     n, dim = z.shape
     padded = inverse_diagonal.shape[0]

@@ -1,9 +1,9 @@
-"""The energy on the CPU in compiled code: its QP, the solution, its derivatives. Arrays in, arrays out.
+"""The energy in compiled code for the CPU: its QP, the solution and its derivatives.
 
-The same mathematics as :mod:`lrrn.energy`, whose results the tests hold it to; at small batches the cost of a step is that of
-calling a hundred small operations, and here there are few calls. Parameters and derivatives are flat vectors: all W, all b and
-all c, placed by ``w_at``, ``b_at`` and ``c_at``, which are -1 where there is no bias. ``a``, ``ab`` and ``both`` hold a_k,
-a_k beta_k and a_k (1 + beta_k). Loops are written out because whole-array expressions take seconds each to compile.
+The mathematics is that of :mod:`lrrn.energy`, and the tests compare both. For small batches the cost of a step is dominated by
+the overhead of a hundred small operations; compiled code avoids it. Parameters and derivatives are flat vectors: all W, all b
+and all c, at the offsets ``w_at``, ``b_at`` and ``c_at``, which are -1 if there is no bias. ``a``, ``ab`` and ``both`` hold
+a_k, a_k beta_k and a_k (1 + beta_k). Loops are explicit because each whole-array expression takes seconds to compile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def squared_norm(rows: Any, i: int) -> float:
 
 @summing
 def squared_residual(lo: Any, hi: Any, z: Any, g: Any, i: int) -> float:
-    """Sum the squares of a row's gradient but for what a bound holds."""
+    """Return the squared norm of the KKT residual of a row."""
     row = i if lo.shape[0] > 1 else 0
     total = 0.0
     for j in range(z.shape[1]):
@@ -63,7 +63,7 @@ def pack(
     panels: Any,
     inverse_diagonal: Any,
 ) -> None:
-    """Write the first ``blocks`` blocks of H as panels; if ``closed``, one more layer presses on the last of them."""
+    """Write the first ``blocks`` blocks of H as panels; if ``closed``, the last one includes the terms of the layer above."""
     at, unit = 0, 0
     below = np.empty((sizes[1], 0), flat.dtype)
     for k in range(blocks):
@@ -131,7 +131,7 @@ def linear(
 
 @kernel
 def press(flat: Any, w_at: Any, sizes: Any, a: Any, ab: Any, k: int, plan: Any, panels: Any, inverse_diagonal: Any) -> None:
-    """Let layer ``k`` press on the last block of H, panels that :func:`pack` has written without it."""
+    """Add the terms of layer ``k`` to the last block of H, in panels that :func:`pack` wrote without them."""
     layout, place = plan[0], plan[1]
     d, width, dim = sizes[k], sizes[k + 1], place.shape[0]
     start = place[dim - d]
@@ -173,20 +173,20 @@ def solve(
     q: Any,  # (n, dim)
     tol: float,
     max_sweeps: int,
-    exact: bool,  # whether to compute gradients and residuals afresh at the end
+    exact: bool,  # whether to recompute gradients and residuals at the end
     z: Any,  # (n, dim), feasible; out: the solution
     g: Any,  # (n, dim): H z - q, in and out
     norms: Any,  # (n,) float64, out: norm of the KKT residual
     scale: Any,  # (n,) float64, out: max(1, |q|), what tol is relative to
     used: Any,  # (n,) int64, out: sweeps spent
 ) -> None:
-    """Solve a box-constrained QP from ``z`` on, by coordinate descent."""
+    """Solve a box-constrained QP by coordinate descent, starting at ``z``."""
     n = z.shape[0]
     layout, place = plan[0], plan[1]
     threshold = np.empty(n, np.float64)
     for i in range(n):
         scale[i] = np.sqrt(max(1.0, squared_norm(q, i)))
-        # a little inside, so that the recomputed residual agrees
+        # stop slightly below the threshold, so that the recomputed residual is below it too
         threshold[i] = (INSIDE * tol * scale[i]) ** 2
     descend(panels, layout, inverse_diagonal, place, LANES, lo, hi, threshold, max_sweeps, norms[:0], z, g, used)
     if exact:
@@ -198,7 +198,7 @@ def solve(
 
 @kernel
 def narrow(panels: Any, place: Any, inverse_diagonal: Any, singles: Any, inverse_single: Any) -> bool:
-    """Write the panels in float32; return whether that holds their diagonal."""
+    """Convert the panels to float32; return whether their diagonal is in its range."""
     for i in range(panels.shape[0]):
         singles[i] = panels[i]
     for j in range(inverse_diagonal.shape[0]):
@@ -215,7 +215,7 @@ def solve_mixed(
     panels: Any,
     plan: Any,
     inverse_diagonal: Any,
-    singles: Any,  # the panels in float32, and 1 / their diagonal; empty to do without
+    singles: Any,  # the panels in float32, and 1 / their diagonal; empty to use no float32
     inverse_single: Any,
     lo: Any,
     hi: Any,
@@ -228,9 +228,9 @@ def solve_mixed(
     scale: Any,
     used: Any,
 ) -> None:
-    """Do as :func:`solve` does, gradients and residuals afresh at the end.
+    """Solve like :func:`solve`, in mixed precision; gradients and residuals are recomputed at the end.
 
-    The first sweeps are in float32 and on what is to be added to ``z``, with twice as many numbers in a vector.
+    The first sweeps compute a correction of ``z`` in float32, with twice as many numbers per vector.
     """
     n = z.shape[0]
     layout, place = plan[0], plan[1]
@@ -326,10 +326,10 @@ def add_layer(
     sign: Any,
     out: Any,
 ) -> None:
-    """Add ``sign`` times the derivatives of one layer's energy to ``out``: mismatches of some activations times some others.
+    """Add ``sign`` times the derivatives of one layer's energy to ``out``: products of mismatches and activations.
 
-    The two are the same for a phase of its own. ``biased`` says whether the mismatches have the biases in them, ``d_biases``
-    whether their sums are derivatives of the biases.
+    For a single phase both belong to the same activations. ``biased``: whether the mismatches include the biases.
+    ``d_biases``: whether their sums are derivatives in the biases.
     """
     n = weight.shape[0]
     one = flat.dtype.type(1)
@@ -381,7 +381,7 @@ def add_first_difference(
 ) -> None:
     """Add ``sign`` times the difference of the first layer's derivatives between two phases, whose input is the same.
 
-    Those of W_0 are written, not added, so that its place need not hold zeros.
+    The derivatives in W_0 are written, not added, so that this part of ``out`` need not be zero before.
 
     ``moved`` is the difference of their activations; with the same activations twice it is the derivative along ``moved``. Only
     z_1 differs, so neither W_0 x nor, with many samples, anything as wide as the input is formed per sample.
@@ -389,14 +389,14 @@ def add_first_difference(
     n = weight.shape[0]
     one = flat.dtype.type(1)
     few = 2 * n < d
-    # u^T u - v^T v as (u - v)^T u + v^T (u - v): the phases differ by little, and sums of what they share would cancel
+    # u^T u - v^T v as (u - v)^T u + v^T (u - v): the phases differ by little, and the direct difference would cancel
     # rows: minus both times the weighted difference, ab times it, ab times the weighted v, and the difference itself
     rows = np.empty((4 * n, d), flat.dtype)
     total = np.zeros((1, d), flat.dtype)
     moves, downs, sums = moved.reshape(-1), down.reshape(-1), total[0]
     for i in range(n):
         scale = sign * weight[i]
-        # vectors of their own, here and below: the compiler then knows how to go through them
+        # separate vectors, here and below, which the compiler can vectorise
         seconds, differences = downs[i * down_stride :], moves[i * moved_stride :]
         with_x, with_up, with_moved, copies = rows[i], rows[n + i], rows[2 * n + i], rows[3 * n + i]
         for j in range(d):
@@ -415,7 +415,7 @@ def add_first_difference(
     if c_at >= 0:
         gemm(1, d_in, d, -ab, total, 0, d, False, flat, w_at, d_in, False, one, out, c_at, d_in)
     if few:
-        # z_1^T (z_1 W_0 - c) by way of the reconstructions, in one product with the rest
+        # z_1^T (z_1 W_0 - c) from the reconstructions, in one product with the other terms
         columns = np.empty((3 * n, d_in), flat.dtype)
         for i in range(n):
             source, target = x[i], columns[i]
@@ -459,8 +459,8 @@ def add_later_differences(
 ) -> None:
     """Add ``sign`` times the difference of derivatives between two phases, of the layers 1, ..., layers - 1.
 
-    ``moved`` is the difference of their activations. With mismatches R: R(u) u - R(v) v = R(u - v) u + R(v) (u - v), in which
-    nothing large cancels. With the same activations twice it is the derivative along ``moved``.
+    ``moved`` is the difference of their activations. With mismatches R: R(u) u - R(v) v = R(u - v) u + R(v) (u - v), which
+    avoids cancellation. With the same activations twice it is the derivative along ``moved``.
     """
     at = sizes[1]
     for k in range(1, layers):
@@ -481,7 +481,7 @@ def add_later_differences(
 
 @kernel
 def clear(out: Any, first: int, length: int) -> None:
-    """Write zeros to a vector but for ``length`` numbers from ``first`` on."""
+    """Set a vector to zero, except for ``length`` entries from ``first`` on."""
     for j in range(first):
         out[j] = 0
     for j in range(first + length, out.shape[0]):

@@ -1,6 +1,6 @@
-"""BLAS from compiled code: one product on stretches of arrays, by the routine Numba's own ``np.dot`` calls.
+"""BLAS from compiled code: a matrix product (gemm) on parts of arrays, by the routine that Numba's ``np.dot`` calls.
 
-``np.dot`` would do, but each use of it takes seconds to compile, makes temporaries and cannot accumulate.
+Each use of ``np.dot`` itself would take seconds to compile, allocate temporaries, and could not accumulate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def gemm(
 ) -> Any:
     """C = alpha op(A) op(B) + beta C with C of shape (m, n), op(A) of shape (m, k) and op(B) of shape (k, n).
 
-    Each matrix begins ``at`` numbers into the memory of a C-contiguous array, its rows ``stride`` numbers apart.
+    Each matrix starts at offset ``at`` of a C-contiguous array, and its rows are ``stride`` entries apart.
     """
     kind = c.dtype
     number, flag = types.int64, types.boolean
@@ -59,7 +59,7 @@ def gemm(
         shape = [char, char, char, word, word, word, pointer, pointer, word, pointer, word, pointer, pointer, word]
         routine = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), shape), "numba_xxgemm")
         letters = {types.float32: "s", types.float64: "d"}
-        # the routine counts columns first, so the product is asked for transposed: C^T = op(B)^T op(A)^T
+        # the routine is column-major, so compute the transposed product: C^T = op(B)^T op(A)^T
         builder.call(
             routine,
             [

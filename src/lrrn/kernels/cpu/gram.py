@@ -1,6 +1,6 @@
-"""W W^T of a matrix that fits into the cache: half of it, by inner products in vectors, and its mirror image.
+"""W W^T of a matrix that fits into the cache: vectorised inner products for one triangle, copied to the other.
 
-At the width of a small layer a BLAS spends as long on laying the matrix out for its kernels as they would save.
+For small layers, BLAS spends as much time on packing the matrix as its kernels save.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from lrrn.kernels.cpu.gemm import gemm
 from lrrn.kernels.cpu.vector_sweep import VECTOR_BYTES, Vectors
 
 TILE = 4
-"""Rows and columns whose inner products live in registers together."""
+"""Rows and columns of a tile whose inner products are kept in registers."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def inner_products(typing_context: Any, w: Any, i: Any, j: Any, vectors: Any, out: Any) -> Any:
-    """Write W[i : i + TILE] W[j : j + TILE]^T to ``out``, over the first so many vectors of columns; both are C-contiguous."""
+    """Write W[i : i + TILE] W[j : j + TILE]^T to ``out``, over the first ``vectors`` vectors of columns; C-contiguous."""
     number = types.int64
     signature = types.void(w, number, number, number, out)
 
@@ -63,7 +63,7 @@ def gram(w: Any, out: Any) -> None:
     if d < TILE or vectors == 0:
         gemm(d, d, d_in, one, w, 0, d_in, False, w, 0, d_in, True, one * 0, out, 0, d)
     else:
-        # the last tile of each row and column reaches back rather than beyond the end
+        # shift the last tile of each row and column back, so that it does not exceed the matrix
         for i in range(0, d, TILE):
             for j in range(0, i + 1, TILE):
                 inner_products(w, min(i, d - TILE), min(j, d - TILE), vectors, out)

@@ -1,7 +1,7 @@
-"""A step of projected gradient with momentum, all but its matrix product, in one pass over each sample.
+"""A step of projected gradient with momentum, except its matrix product, in one pass over each sample.
 
-As a dozen operations of torch, each spread over OpenMP's threads, it would wait for the slowest of them as often: beside a
-busy process that takes longer than the arithmetic.
+A dozen torch operations on OpenMP threads would synchronise the threads a dozen times. If other processes are busy, that takes
+longer than the arithmetic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lrrn.kernels.cpu.compiled import summing
 
 @summing
 def momentum_step(product: Any, q: Any, lo: Any, hi: Any, step: Any, diagonal: Any, here: Any, ahead: Any, t: Any) -> None:
-    """Move ``here`` and ``ahead``, of shape (n, dim), and ``t``, of shape (n,), one step on, given H ahead as ``product``.
+    """Advance ``here`` and ``ahead``, of shape (n, dim), and ``t``, of shape (n,), by one step, given H ahead as ``product``.
 
     Momentum restarts where it points uphill.
     """
@@ -23,7 +23,7 @@ def momentum_step(product: Any, q: Any, lo: Any, hi: Any, step: Any, diagonal: A
         along = one * 0
         for j in range(q.shape[1]):
             new = ahead[i, j] - step[j] * (product[i, j] - q[i, j])
-            # what is not a number stays what it is
+            # NaN stays NaN
             new = lo[i, j] if new < lo[i, j] else new
             new = hi[i, j] if new > hi[i, j] else new
             along += (ahead[i, j] - new) * (new - here[i, j]) * diagonal[j]

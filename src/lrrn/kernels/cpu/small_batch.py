@@ -1,4 +1,4 @@
-"""The minimiser of the free phase and its derivative, in one compiled call each: arrays in, arrays out."""
+"""The minimiser of the free phase and its derivative, in one compiled call each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lrrn.kernels.cpu.gemm import gemm
 
 @kernel
 def _within(g: Any, norms: Any, scale: Any, limit: float) -> bool:
-    """Whether every residual is at most ``limit`` times its scale and every gradient finite: overflows may hide at bounds."""
+    """Whether every residual is at most ``limit`` times its scale and every gradient is finite: bounds may hide an overflow."""
     for i in range(norms.shape[0]):
         if not norms[i] <= limit * scale[i]:
             return False
@@ -33,28 +33,28 @@ def forward(
     a: Any,  # (L,)
     ab: Any,
     both: Any,
-    layers: int,  # how many are unknowns
-    plan: Any,  # of the panels
+    layers: int,  # number of layers that are unknowns
+    plan: Any,  # panel plan
     lo: Any,  # (1, dim)
     hi: Any,
     gram: Any,  # (d_1, d_1): W_0 W_0^T; not read if beta_0 is 0
     x: Any,  # (n, d_0)
     tol: float,
-    limit: float,  # relative residual that will do
+    limit: float,  # largest accepted relative residual
     max_sweeps: int,
     cold: bool,  # whether z holds zeros
     panels: Any,  # zeros; out: H
     inverse_diagonal: Any,  # likewise
-    singles: Any,  # float32, out: the same; empty to do without
+    singles: Any,  # float32, out: the same; empty to use no float32
     inverse_single: Any,
     z: Any,  # (n, dim), feasible; out: the minimiser
-    y: Any,  # (n or 0, d_L), out: the prediction, if there is room for it
+    y: Any,  # (n or 0, d_L), out: the prediction, unless empty
     g: Any,  # (n, dim), out
     norms: Any,  # (n,), out
     scale: Any,  # (n,), out
     used: Any,  # (n,), out
 ) -> bool:
-    """Return whether every sample's residual is small enough; if not, ``z`` is how far it came."""
+    """Solve the free phase; return whether every residual is small enough. If not, ``z`` is the last iterate."""
     q = np.empty(z.shape, flat.dtype)
     linear(flat, w_at, b_at, c_at, sizes, a, ab, both, layers, x, q)
     pack(flat, w_at, sizes, a, ab, both, gram, layers, False, panels, inverse_diagonal)
@@ -89,7 +89,7 @@ def _read_out(flat: Any, w_at: Any, b_at: Any, sizes: Any, layers: int, z: Any, 
 
 @kernel
 def _read_back(flat: Any, w_at: Any, b_at: Any, sizes: Any, layers: int, z: Any, d_y: Any, v: Any, out: Any) -> None:
-    """Turn derivatives in the output into those in the minimiser, and add those in the parameters of an eliminated one."""
+    """Convert derivatives in the output to those in the minimiser; add those in the parameters of an eliminated output."""
     n, dim = z.shape
     last, width = w_at.shape[0] - 1, d_y.shape[1]
     one = flat.dtype.type(1)
@@ -134,16 +134,16 @@ def backward(
     inverse_single: Any,
     z: Any,  # (n, dim): the minimiser
     given: Any,  # (n, dim): derivatives of a loss in it; or (n, d_L): in the prediction
-    of_output: bool,  # which of the two
+    of_output: bool,  # whether ``given`` holds derivatives in the prediction
     g: Any,  # (n, dim), out
     norms: Any,  # (n,), out
     scale: Any,  # (n,), out
     used: Any,  # (n,), out
     w: Any,  # (n, dim), zeros; out: solution of the adjoint
-    d_x: Any,  # (n or 0, d_0), out: derivatives in x, if there is room for them
+    d_x: Any,  # (n or 0, d_0), out: derivatives in x, unless empty
     out: Any,  # (p,), out: derivatives in the parameters
 ) -> bool:
-    """Solve the adjoint and return whether every sample's residual is small enough; only then are there derivatives."""
+    """Solve the adjoint; return whether every residual is small enough. Only then are derivatives written."""
     n, dim = z.shape
     one = flat.dtype.type(1)
     unit, low, high = np.empty_like(z), np.empty_like(z), np.empty_like(z)

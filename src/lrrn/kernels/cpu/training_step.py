@@ -1,6 +1,6 @@
-"""One training step of an energy objective as a single compiled call: arrays in, arrays out.
+"""One training step of an energy objective as a single compiled call.
 
-What the solves and derivatives are made of is in :mod:`lrrn.kernels.cpu.energy`.
+Solves and derivatives use the functions of :mod:`lrrn.kernels.cpu.energy`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lrrn.kernels.cpu.energy import (
 from lrrn.kernels.cpu.gemm import gemm
 
 RUNNING = 1000.0
-"""Units in the last place of a tolerance below which residuals are computed afresh."""
+"""Tolerance, in units in the last place, below which residuals are recomputed."""
 
 
 @kernel
 def _clamp(
     flat: Any, w_at: Any, b_at: Any, sizes: Any, a: Any, both: Any, last: int, eliminated: bool, y: Any, q: Any, out: Any
 ) -> None:
-    """Write q of the clamped phase: that of the free phase over the hidden blocks, plus the pull of the target."""
+    """Write q of the clamped phase: that of the free phase over the hidden blocks, plus the term of the target."""
     d, width, n, hidden = sizes[last], sizes[last + 1], out.shape[0], out.shape[1]
     one = flat.dtype.type(1)
     for i in range(n):
@@ -45,7 +45,7 @@ def _clamp(
         for j in range(width):
             pull[i, j] = both[last] * y[i, j]
             if eliminated and b_at[last] >= 0:
-                # the bias of an eliminated output is not in q yet
+                # q does not include the bias of an eliminated output yet
                 pull[i, j] -= a[last] * flat[b_at[last] + j]
     gemm(n, d, width, one, pull, 0, width, False, flat, w_at[last], d, False, one, out, hidden - d, hidden)
 
@@ -66,10 +66,10 @@ def _solve_phase(
     sign: Any,
     losses: Any,
 ) -> bool:
-    """Solve one phase from ``z`` on and add ``sign`` times its value to the losses; return whether every sample converged."""
+    """Solve one phase, starting at ``z``, and add ``sign`` times its value to the losses; return whether all converged."""
     n = z.shape[0]
     norms, scale, used = np.empty(n, np.float64), np.empty(n, np.float64), np.zeros(n, np.int64)
-    # a gradient that is kept up to date for a few sweeps errs by a few units in the last place
+    # the error of a gradient after a few sweeps of updates is a few units in the last place
     exact = tol < RUNNING * np.finfo(z.dtype).eps
     solve(panels, plan, inverse_diagonal, lo, hi, q, tol, max_sweeps, exact, z, g, norms, scale, used)
     done = True
@@ -82,7 +82,7 @@ def _solve_phase(
 
 @kernel
 def _clamp_gradient(flat: Any, w_at: Any, b_at: Any, sizes: Any, a: Any, last: int, y: Any, z: Any, g: Any) -> None:
-    """Turn the free phase's gradient into the clamped phase's: an eliminated output that is held pulls by its error."""
+    """Convert the gradient of the free phase to that of the clamped phase: add the term of the clamped, eliminated output."""
     d, width, n, dim = sizes[last], sizes[last + 1], z.shape[0], z.shape[1]
     one = flat.dtype.type(1)
     error = np.empty((n, width), flat.dtype)
@@ -184,7 +184,7 @@ def _gather(data: Any, rows: Any) -> Any:
     """Return some rows of an array."""
     out = np.empty((rows.shape[0], data.shape[1]), data.dtype)
     for i in range(rows.shape[0]):
-        # as vectors of their own: the compiler then knows how to copy
+        # separate vectors, which the compiler can copy efficiently
         source, target = data[rows[i]], out[i]
         for j in range(source.shape[0]):
             target[j] = source[j]
@@ -211,7 +211,7 @@ def prepare(
     eliminated: bool,  # whether the output is not an unknown of the free phase
     plan_clamped: Any,  # layout, place, padded units and total length of the panels
     gram: Any,  # (d_1, d_1): W_0 W_0^T; not read if beta_0 is 0
-    free: bool,  # which phases there are
+    free: bool,  # whether there is a free phase
     clamped: bool,
     panels_free: Any,  # zero where there is no unit; out: H of the free phase
     inverse_free: Any,
@@ -257,18 +257,18 @@ def energy_step(
     targets: Any,  # (samples, d_L); not read if sign_clamped is 0
     rows: Any,  # (n,) int64: the samples to use
     weight: Any,  # (n,): the factor on each sample's loss
-    sign_free: Any,  # factor on the free energy, 0 to leave that phase out
+    sign_free: Any,  # factor on the free energy, 0 to omit that phase
     sign_clamped: Any,
     tol: float,
     max_sweeps: int,
     cold: bool,  # whether z_free holds zeros
-    z_free: Any,  # (n, free units): where to start; out: the solution
+    z_free: Any,  # (n, free units): warm start; out: the solution
     z_clamped: Any,  # (n, hidden units), likewise, but it starts from the free phase if that was solved
     sweeps: Any,  # (1,) int64, added to
     losses: Any,  # (n,), out: sign_clamped E(zhat) + sign_free E(z*)
     out: Any,  # (p,), out: derivatives of the sum of weight * losses
 ) -> bool:
-    """Return whether every solve converged; if not, only ``z_free``, ``z_clamped`` and ``sweeps`` mean anything."""
+    """Return whether every solve converged; if not, only ``z_free``, ``z_clamped`` and ``sweeps`` are valid."""
     n, n_layers = rows.shape[0], w_at.shape[0]
     last = n_layers - 1
     n_free = last if eliminated else n_layers
@@ -309,7 +309,7 @@ def energy_step(
         )  # fmt: skip
         if not done:
             return False
-    # what the two energies are at zero activations, which their QPs leave out
+    # energies at zero activations: the constants that the QPs omit
     common = sign_free + sign_clamped
     for k in range(n_layers):
         d, d_in = sizes[k + 1], sizes[k]

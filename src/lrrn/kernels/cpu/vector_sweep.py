@@ -1,8 +1,8 @@
-"""Vector code for the coordinate-descent kernel: the two inner loops, written out in vectors of VECTOR_BYTES.
+"""Vector code for the coordinate-descent kernel: the two inner loops, with explicit vectors of VECTOR_BYTES.
 
-Samples sit side by side in lanes: unit j of lane s is at [j, s]. Left to itself the compiler guards each short loop over lanes
-against aliasing and stays at half the width of wide machines; written out, a panel's steps live in registers and the update
-runs near the rate of a matrix product. On machines with narrower vectors the code generator splits these.
+Each sample occupies one lane: unit j of lane s is at [j, s]. Automatic vectorisation would guard each short loop over lanes
+against aliasing and use half the vector width of wide machines. With explicit vectors, the steps of a panel stay in registers
+and the update runs near the rate of a matrix product. On machines with narrower vectors, the code generator splits them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FUSED = ("contract",)
 
 
 class Vectors:
-    """A few words of vector assembly over the lanes of two-dimensional arrays."""
+    """Helpers that emit LLVM vector instructions over the lanes of two-dimensional arrays."""
 
     def __init__(self, context: Any, builder: Any, dtype: Any) -> None:
         self.builder = builder
@@ -43,14 +43,14 @@ class Vectors:
         self.builder.store(value, address, align=self.item)
 
     def spread(self, data: Any, index: Any) -> Any:
-        """One number in every lane."""
+        """Load one number into every lane (broadcast)."""
         entry = self.builder.load(self.builder.gep(data, [index]))
         single = self.builder.insert_element(self.nothing, entry, ir.Constant(ir.IntType(32), 0))
         same = ir.Constant(ir.VectorType(ir.IntType(32), self.width), [0] * self.width)
         return self.builder.shuffle_vector(single, self.nothing, same)
 
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        """Return a * b + c, fused where the machine can."""
+        """Return a * b + c, as a fused multiply-add where available."""
         return self.builder.fadd(c, self.builder.fmul(a, b, flags=FUSED), flags=FUSED)
 
     def larger(self, a: Any, b: Any) -> Any:
@@ -60,7 +60,7 @@ class Vectors:
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), b, a)
 
     def sum(self, vector: Any) -> Any:
-        """Add the lanes of a vector up, in any order."""
+        """Return the sum of the lanes of a vector, in any order."""
         kind = self.kind.element
         name = f"llvm.vector.reduce.fadd.v{self.width}f{8 * self.item}"
         routine = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind, self.kind]), name)
@@ -131,7 +131,7 @@ def sweep_panel(
     first: Any,
     rows: Any,
 ) -> Any:
-    """Minimise over PANEL units one after the other, then bring the gradient of ``rows`` rows up to date."""
+    """Minimise over PANEL units one after the other, then update the gradient of ``rows`` rows."""
     number = types.int64
     signature = types.void(zs, gs, los, his, inverse_diagonal, panels, number, number, number, number)
 

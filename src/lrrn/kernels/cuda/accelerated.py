@@ -1,6 +1,6 @@
 """The kernels of :mod:`lrrn.solvers.half_precision`.
 
-Arrays in, arrays out. Units are scaled: A is the Hessian in them, with a unit diagonal where samples stay on chip.
+Variables are scaled: A is the scaled Hessian, with a unit diagonal in the kernels that keep samples on chip.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def _largest(b, times, ratio):
 
 @triton.jit
 def halve(h, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH: tl.constexpr):
-    """Write what the sweeps read of a Hessian; rows and columns from ``dim`` on become those of the identity.
+    """Write the arrays of :func:`sweep` for a Hessian; rows and columns from ``dim`` on are replaced by those of the identity.
 
-    ``up`` and ``down`` are how often to square for the largest and for the smallest eigenvalue. Half precision will do for
-    that: what it loses in a squaring is halved with every one before it.
+    ``up`` and ``down`` are the numbers of squarings for the largest and for the smallest eigenvalue. Half precision suffices:
+    the error of a squaring is halved by every squaring before it.
     """
     units = tl.arange(0, WIDTH)
     same = units[:, None] == units[None, :]
     outside = same & (units[:, None] >= dim)
     h = tl.where(outside, 1.0, h)
-    # of a symmetric matrix, so that neither vector has to change its layout
+    # the matrix is symmetric: sum over both axes, so that no layout conversion is needed
     across = 1 / tl.sqrt(tl.sum(tl.where(same, h, 0.0), axis=0))
     along = 1 / tl.sqrt(tl.sum(tl.where(same, h, 0.0), axis=1))
     a = h * along[:, None] * across[None, :]
@@ -50,7 +50,7 @@ def halve(h, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WI
     tl.store(low_ptr + square, (a - high.to(a.dtype)).to(tl.float16))
     b = a.to(tl.float32)
     largest = _largest(b, up, 0.0) * (1 + 5e-3)
-    # a step length needs a bound, momentum an estimate, and halfway between both bounds is worth a squaring or two
+    # a step size needs an upper bound, momentum an estimate: the mean of both bounds saves one or two squarings
     smallest = tl.maximum(largest - _largest(tl.where(same, largest, 0.0) - b, down, 0.5), 0.0) + 1e-4 * largest
     root = tl.sqrt(smallest / largest)
     tl.store(move_ptr + square, (tl.where(same, 1.0, 0.0) - b / largest).to(tl.float16))
@@ -60,7 +60,7 @@ def halve(h, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WI
 
 @triton.jit
 def prepare(h_ptr, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH: tl.constexpr):
-    """Turn a Hessian of shape (dim, dim) into what :func:`sweep` reads, in one program; see :func:`halve`."""
+    """Convert a Hessian of shape (dim, dim) to the arrays of :func:`sweep`, in one program; see :func:`halve`."""
     units = tl.arange(0, WIDTH)
     inside = (units[:, None] < dim) & (units[None, :] < dim)
     h = tl.load(h_ptr + units[:, None] * dim + units[None, :], mask=inside, other=0.0).to(tl.float64)
@@ -69,7 +69,7 @@ def prepare(h_ptr, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, do
 
 @triton.jit
 def slope(z, q, high_ptr, low_ptr, square):
-    """Return A z - q for a tile of samples, A and z each taken as the sum of two halves; three of the four products count."""
+    """Return A z - q for a tile of samples, A and z split into two float16 parts; the smallest product is omitted."""
     largest = tl.max(tl.abs(z), axis=1)
     shrink = tl.where(largest > 0, largest, 1.0)[:, None]
     scaled = z / shrink
@@ -87,11 +87,11 @@ def refine(
     """Improve a tile of samples by rounds of accelerated projected gradient steps on their corrections.
 
     A round computes the gradient, scales the correction to the size of a projected step, and takes ``steps`` steps
-    e <- clip(y M + c), M = I - A / L, with a constant momentum. A sample whose correction is not finite keeps what it had.
+    e <- clip(y M + c), M = I - A / L, with a constant momentum. A sample whose correction is not finite is not changed.
     """
     inverse = tl.load(rates_ptr)
     momentum = tl.load(rates_ptr + 1)
-    # most solves begin at zero, where no product is needed
+    # most solves start at zero, where no product is needed
     away = tl.max(tl.max(tl.abs(z), axis=1), axis=0) > 0
     for _ in range(rounds):
         g = -q
@@ -111,7 +111,7 @@ def refine(
             new = tl.minimum(tl.maximum(tl.dot(y.to(tl.float16), move) + c, down), up)
             y = new + momentum * (new - e)
             e = new
-        # what is on a bound must be so to the last bit, or its slope counts as a residual; a device's divisions are not exact
+        # units on a bound must equal it bitwise, or their slope counts as a residual; divisions on a device are not exact
         after = tl.minimum(tl.maximum(z + size * e, lo), hi)
         after = tl.where(e <= down, lo, tl.where(e >= up, hi, after))
         fine = tl.max(tl.where(tl.abs(after) < 3e38, 0, 1), axis=1) == 0
@@ -150,11 +150,11 @@ def sweep(
     TILE: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """Improve z by rounds of :func:`refine`, and write how many steps there were; a tile of samples stays on chip.
+    """Improve z by rounds of :func:`refine`, and write the number of steps; a tile of samples stays on chip.
 
-    ``unit_ptr`` holds diag(H)^-1/2, ``high_ptr`` and ``low_ptr`` the halves of A, ``move_ptr`` I - A / L, and ``rates_ptr``
-    1 / L and the momentum. The width is padded to a power of two. With ``CHECK``, H z - q and the norm of the KKT residual are
-    computed for the answer, again from halves: the product that is left out is below the last place of float32.
+    ``unit_ptr`` holds diag(H)^-1/2, ``high_ptr`` and ``low_ptr`` the float16 parts of A, ``move_ptr`` I - A / L, and
+    ``rates_ptr`` 1 / L and the momentum. The width is padded to a power of two. With ``CHECK``, H z - q and the norm of the KKT
+    residual are computed at the result, also from float16 parts: the omitted product is below the last place of float32.
     """
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     units = tl.arange(0, WIDTH)
@@ -169,7 +169,7 @@ def sweep(
     hi = ceiling / unit
     square = units[:, None] * WIDTH + units[None, :]
     z = refine(z, q, lo, hi, high_ptr, low_ptr, move_ptr, rates_ptr, square, rounds, steps, WIDTH, TILE)
-    # what is on a bound must be so to the last bit
+    # units on a bound must equal it bitwise
     out = tl.minimum(tl.maximum(z * unit, floor), ceiling)
     out = tl.where(z <= lo, floor, tl.where(z >= hi, ceiling, out))
     tl.store(z_ptr + place, out, mask=inside)
@@ -182,7 +182,7 @@ def sweep(
 
 @triton.jit
 def this_row(dim, WIDTH: tl.constexpr):
-    """Return the program's sample, its units with those added to fill a power of two, which of them exist, and their places."""
+    """Return the sample of the program, its units padded to a power of two, the mask of real units, and their offsets."""
     row = tl.program_id(0).to(tl.int64)
     units = tl.arange(0, WIDTH)
     return row, units, units < dim, row * dim + units
@@ -190,13 +190,13 @@ def this_row(dim, WIDTH: tl.constexpr):
 
 @triton.jit
 def is_finite(v):
-    """Whether no number of a row is infinite or none."""
+    """Whether no entry of a row is infinite or NaN."""
     return tl.max(tl.where(tl.abs(v) < float("inf"), 0, 1)) == 0
 
 
 @triton.jit
 def size_of(v):
-    """Return the largest number of a row without its sign, or 1 if that is 0 or not finite: what a row can be divided by."""
+    """Return the largest absolute value of a row, or 1 if it is 0 or not finite, so that a row can be divided by it."""
     most = tl.max(tl.abs(v))
     return tl.where((most > 0) & (most < float("inf")), most, 1.0)
 
@@ -206,9 +206,9 @@ def begin_relax(
     z_ptr, g_ptr, lo_ptr, hi_ptr, unit_ptr, inverse_ptr, lead_ptr, push_ptr, down_ptr, up_ptr, here_ptr, ahead_ptr, size_ptr,
     dim, lo_stride, hi_stride, farthest, LEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Scale the correction of one sample to the size of a projected step, and write what :func:`relax` reads.
+    """Scale the correction of one sample to the size of a projected step, and write the arrays of :func:`relax`.
 
-    ``lead_ptr`` holds how far its point ahead is ahead, in scaled units; it is read with ``LEADS`` only.
+    ``lead_ptr`` holds the extrapolated point minus the current one, in scaled variables; it is read with ``LEADS`` only.
     """
     row, units, inside, place = this_row(dim, WIDTH)
     unit = tl.load(unit_ptr + units, mask=inside, other=1.0)
@@ -233,7 +233,7 @@ def end_relax(
     z_ptr, lo_ptr, hi_ptr, unit_ptr, lead_ptr, t_ptr, down_ptr, up_ptr, here_ptr, ahead_ptr, size_ptr,
     dim, lo_stride, hi_stride, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Add the correction of one sample to z, and keep its momentum; if it is not finite, z stays and momentum begins anew."""
+    """Add the correction of one sample to z, and store its momentum; if it is not finite, keep z and reset the momentum."""
     row, units, inside, place = this_row(dim, WIDTH)
     z = tl.load(z_ptr + place, mask=inside, other=0.0)
     lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
@@ -241,7 +241,7 @@ def end_relax(
     here = tl.load(here_ptr + place, mask=inside, other=0.0)
     size = tl.load(size_ptr + row)
     moved = z + here * (size * tl.load(unit_ptr + units, mask=inside, other=0.0))
-    # what is on a bound must be so to the last bit
+    # units on a bound must equal it bitwise
     moved = tl.minimum(tl.maximum(moved, lo), hi)
     moved = tl.where(here <= tl.load(down_ptr + place, mask=inside, other=-1.0), lo, moved)
     moved = tl.where(here >= tl.load(up_ptr + place, mask=inside, other=1.0), hi, moved)
@@ -257,10 +257,10 @@ def relax(
     product_ptr, ahead_ptr, here_ptr, t_ptr, push_ptr, down_ptr, up_ptr, most_ptr, dim, farthest,
     CAPPED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Finish a step for one sample, given y A / L for its point y ahead: e <- clip(y - y A / L + push), and momentum.
+    """Finish a step for one sample, given y A / L for its extrapolated point y: e <- clip(y - y A / L + push), and momentum.
 
-    Momentum restarts where it points uphill. ``t_ptr`` holds its state, one number a sample; ``most_ptr``, read with ``CAPPED``
-    only, the most that it may be.
+    Momentum restarts where it points uphill. ``t_ptr`` holds its state, one number per sample. ``most_ptr``, read with
+    ``CAPPED`` only, holds its maximum.
     """
     row, _, inside, place = this_row(dim, WIDTH)
     ahead = tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -288,7 +288,7 @@ def begin_conjugate(
     g_ptr, lo_ptr, hi_ptr, unit_ptr, inverse_ptr, kept_ptr, half_ptr, direction_ptr, left_ptr, moved_ptr, mask_ptr, state_ptr,
     size_ptr, dim, lo_stride, hi_stride, KEPT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Scale what is left of the right-hand side of one sample to the size one, and write what :func:`conjugate` reads.
+    """Scale the remaining residual of one sample to size one, and write the arrays of :func:`conjugate`.
 
     ``kept_ptr`` holds the direction of the last call; it is read with ``KEPT`` only.
     """
@@ -318,7 +318,7 @@ def begin_conjugate(
 def end_conjugate(
     z_ptr, unit_ptr, kept_ptr, direction_ptr, moved_ptr, size_ptr, dim, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Add the correction of one sample to z, and keep its direction; where it is not finite, z stays and nothing is kept."""
+    """Add the correction of one sample to z, and store its direction; if it is not finite, keep z and store no direction."""
     row, units, inside, place = this_row(dim, WIDTH)
     z = tl.load(z_ptr + place, mask=inside, other=0.0)
     size = tl.load(size_ptr + row)
@@ -332,14 +332,14 @@ def end_conjugate(
 
 @triton.jit(do_not_specialize=["dim"])
 def judge(z_ptr, q_ptr, lo_ptr, hi_ptr, g_ptr, residual_ptr, dim, lo_stride, hi_stride, WIDTH: tl.constexpr):
-    """Turn H z of one sample, in ``g_ptr``, into H z - q, and write the norm of the KKT residual, in float64."""
+    """Convert H z of one sample, in ``g_ptr``, to H z - q, and write the norm of the KKT residual, in float64."""
     row, units, inside, place = this_row(dim, WIDTH)
     z = tl.load(z_ptr + place, mask=inside, other=0.0)
     lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
     hi = tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0)
     g = tl.load(g_ptr + place, mask=inside, other=0.0) - tl.load(q_ptr + place, mask=inside, other=0.0)
     tl.store(g_ptr + place, g, mask=inside)
-    # a slope that is no number is not held by a bound
+    # a NaN slope counts as a residual, even at a bound
     held = ((z <= lo) & (g >= 0)) | ((z >= hi) & (g <= 0))
     left = tl.where(held, 0.0, g).to(tl.float64)
     # squares of float64 overflow from 1e154 on
@@ -352,8 +352,8 @@ def judge(z_ptr, q_ptr, lo_ptr, hi_ptr, g_ptr, residual_ptr, dim, lo_stride, hi_
 def conjugate(product_ptr, half_ptr, direction_ptr, left_ptr, moved_ptr, mask_ptr, state_ptr, dim, WIDTH: tl.constexpr):
     """Take a step of conjugate gradients for one sample, given A / L times its direction in half precision.
 
-    ``state_ptr`` holds two numbers a sample: the squared norm of what is left of the right-hand side, and what the direction
-    was divided by to become its half-precision copy.
+    ``state_ptr`` holds two numbers per sample: the squared norm of the remaining residual, and the divisor of the direction in
+    its half-precision copy.
     """
     row, _, inside, place = this_row(dim, WIDTH)
     free = tl.load(mask_ptr + place, mask=inside, other=0) != 0

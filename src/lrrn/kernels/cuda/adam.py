@@ -1,4 +1,4 @@
-"""The kernel of :mod:`lrrn.learning.flat_adam`: arrays in, arrays out."""
+"""The kernel of :mod:`lrrn.learning.flat_adam`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def adam(
 ):  # fmt: skip
     """Take a step of Adam with decoupled weight decay on a block of the parameters.
 
-    ``decay_ptr`` holds the weight decay of every entry, below zero where it is not to change. Of either running mean, ``keeps``
-    is its factor beta, ``takes`` 1 - beta and ``log`` the logarithm of beta.
+    ``decay_ptr`` holds the weight decay of every entry, negative for entries that must not change. For each running mean,
+    ``keeps`` is its factor beta, ``takes`` is 1 - beta, and ``log`` is the logarithm of beta.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     decay = tl.load(decay_ptr + at, mask=at < n, other=-1.0)
     learns = decay >= 0
     rate = tl.load(rate_ptr)
-    # 1 - beta^step, of which float32 would keep four digits in the first steps
+    # 1 - beta^step, which float32 would compute to four digits only in the first steps
     step = tl.load(step_ptr).to(tl.float64)
     mean_share = (1 - tl.exp(step * mean_log)).to(tl.float32)
     square_share = (1 - tl.exp(step * square_log)).to(tl.float32)

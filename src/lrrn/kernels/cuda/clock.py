@@ -1,4 +1,4 @@
-"""The kernel of :mod:`lrrn.learning.clock`: arrays in, arrays out."""
+"""The kernel of :mod:`lrrn.learning.clock`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def tick(order_ptr, rates_ptr, now_ptr, rows_ptr, rate_ptr, moment_ptr, batch, BLOCK: tl.constexpr):
-    """Write the rows, the rate and the number of the present step, and go on to the next.
+    """Write the rows, the learning rate and the index of the current step, and advance to the next step.
 
-    ``now_ptr`` holds two numbers, that of the step in its epoch and in all of training. One program of one warp: nobody reads
-    them after they were changed.
+    ``now_ptr`` holds two step counters, of the epoch and of the whole training. There is one program with one warp, so that no
+    thread reads them after they have changed.
     """
     at = tl.load(now_ptr)
     moment = tl.load(now_ptr + 1)

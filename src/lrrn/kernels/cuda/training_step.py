@@ -1,14 +1,14 @@
-"""One training step of an energy objective in seven kernels: arrays in, arrays out.
+"""One training step of an energy objective in seven kernels.
 
-The hidden units of all layers stand side by side: W is the matrix of all weights between them, M = I - W, and diag(a) and
+The hidden units of all layers are concatenated: W is the matrix of all weights between them, M = I - W, and diag(a) and
 diag(e) hold, unit by unit, a_k of the layer below and a_k beta_k of the layer above. Then the Hessian is
 
     H = M^T diag(a) M + M diag(e) M^T + a_0 beta_0 W_0 W_0^T,
 
-and depth is a matter of index tables. Derivatives need the activations only through their second moments S and sums t over the
-batch; where two phases are compared, S and t are those of their mean and their difference, in which nothing cancels. ``WIDTH``
+and index tables encode the depth. Derivatives need the activations only through their second moments S and sums t over the
+batch; where two phases are compared, S and t are those of their mean and their difference, which avoids cancellation. ``WIDTH``
 is the number of hidden units, ``FIRST`` that of the first layer and ``LAST`` that of the outputs, all padded to powers of two.
-``pick_ptr`` holds the numbers of the batch's rows in ``x_ptr`` and ``y_ptr``; other arrays have the rows of the batch.
+``pick_ptr`` holds the row indices of the batch in ``x_ptr`` and ``y_ptr``; other arrays have one row per sample of the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lrrn.kernels.cuda.accelerated import halve, kkt_norm, refine, slope
 
 @triton.jit
 def product(a, b):
-    """Return a product of float32 matrices as exact as float32 has it, up to the last bits."""
+    """Return a product of float32 matrices in full float32 precision, up to the last bits."""
     return tl.dot(a, b, input_precision="tf32x3")
 
 
@@ -30,9 +30,9 @@ def project(
     flat_ptr, x_ptr, pick_ptr, image_ptr, gram_ptr, back_ptr, size_ptr, n, d_0, d_1, c_at, c_size, span,
     FIRST: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the inputs, W_0 itself and c_0 by W_0^T, in tiles of rows; and add up (x + c_0)^2 for each input.
+    """Multiply the inputs, W_0 itself and c_0 by W_0^T, in tiles of rows; and sum (x + c_0)^2 for each input.
 
-    Programs (i, j) do so for ``span`` columns and write part j of every result; the parts lie one after the other.
+    Program (i, j) processes ``span`` columns and writes part j of every result; the parts are stored consecutively.
     """
     tile = tl.program_id(0)
     part = tl.program_id(1)
@@ -71,7 +71,7 @@ def project(
 
 @triton.jit
 def add_parts(ptr, place, stride, mask, PARTS: tl.constexpr):
-    """Return the sum of what :func:`project` wrote in parts, ``stride`` numbers apart."""
+    """Return the sum of the parts written by :func:`project`, ``stride`` entries apart."""
     total = tl.load(ptr + place, mask=mask, other=0.0)
     for part in tl.static_range(1, PARTS):
         total += tl.load(ptr + part * stride + place, mask=mask, other=0.0)
@@ -92,9 +92,9 @@ def assemble(
     dim, d_1, v_at, d_last, d_before, reach, last,
     PARTS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Write the free phase's Hessian and the clamped one's, a square tile of both a program; the first column also q at x = 0.
+    """Write the Hessians of both phases, one square tile of each per program; the first column also writes q at x = 0.
 
-    ``reach`` is a_0 beta_0, ``last`` a of the last layer, ``constant_ptr`` gets the energy of hidden biases at z = 0.
+    ``reach`` is a_0 beta_0, ``last`` a of the last layer, ``constant_ptr`` receives the energy of hidden biases at z = 0.
     """
     units = tl.arange(0, WIDTH)
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -121,13 +121,13 @@ def assemble(
         bias += reach * add_parts(back_ptr, rows, d_1, rows < d_1, PARTS)
         tl.store(bias_ptr + rows, bias)
         if tl.program_id(0) == 0:
-            # the first layer's biases meet the input, and are counted there
+            # the biases of the first layer are combined with the input elsewhere
             tl.store(constant_ptr, 0.5 * tl.sum(tl.where(units < d_1, 0.0, below * b * b) + above * c * c))
 
 
 @triton.jit
 def halve_phases(h_ptr, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, up, down, WIDTH: tl.constexpr):
-    """Turn the Hessian of each phase, a program each, into what :func:`solve` reads; see :func:`halve`."""
+    """Convert the Hessian of each phase to the arrays of :func:`solve`, one program per phase; see :func:`halve`."""
     phase = tl.program_id(0)
     units = tl.arange(0, WIDTH)
     place = phase * WIDTH * WIDTH
@@ -140,7 +140,7 @@ def halve_phases(h_ptr, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, dim, u
 
 @triton.jit
 def output_weights(flat_ptr, v_at, d_last, d_before, dim, units, LAST: tl.constexpr):
-    """Return the last layer's weights on some units, with LAST rows: zero but for the units of the last hidden layer."""
+    """Return the last layer's weights on some units, with LAST rows: zero except for the units of the last hidden layer."""
     outputs = tl.arange(0, LAST)
     first = dim - d_before
     there = (outputs[:, None] < d_last) & (units[None, :] >= first) & (units[None, :] < dim)
@@ -152,7 +152,7 @@ def phase(
     z, q, floor, ceiling, inside, rows, n, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, counts_ptr, dim,
     tol, limit, rounds, steps, WIDTH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Solve one phase of a tile from ``z`` on; return the answer and its 1/2 z^T H z - q^T z, and count what missed."""
+    """Solve one phase of a tile, starting at ``z``; return the solution and 1/2 z^T H z - q^T z; count unconverged samples."""
     units = tl.arange(0, WIDTH)
     square = units[:, None] * WIDTH + units[None, :]
     unit = tl.load(unit_ptr + units, mask=units < dim, other=1.0)[None, :]
@@ -181,9 +181,9 @@ def solve(
     sign_free, sign_clamped, FREE: tl.constexpr, CLAMPED: tl.constexpr, START: tl.constexpr,
     PARTS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Solve the free phase, then the clamped one from there, and write both answers and the losses.
+    """Solve the free phase, then the clamped phase warm-started from it, and write both solutions and the losses.
 
-    ``parts_ptr`` and ``size_ptr`` are what :func:`project` wrote for the inputs; ``image_ptr`` gets the sum of the former.
+    ``parts_ptr`` and ``size_ptr`` are written by :func:`project` for the inputs; ``image_ptr`` receives the sum of the former.
     """
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     units = tl.arange(0, WIDTH)
@@ -251,12 +251,12 @@ def moments(
     n, dim, d_1, b_first_at, b_first_size, d_last, sign,
     BALANCED: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, STRIP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Add up over the batch what derivatives are made of, for a square of units a program.
+    """Sum the moments S and t over the batch, for one square tile of units per program.
 
-    Programs (i, j, 0) write a square of S and, with j = 0, parts of t of the hidden units, then of the sum of the first layer's
-    mismatches, to ``s_ptr`` and ``t_ptr``; programs (i, j, 1), for the last layer, those of the clamped phase, with outputs
-    times units after S, and sums of outputs and of weights after t. ``t_ptr`` has rows of WIDTH: t, mismatches, t clamped,
-    outputs, and the two sums of weights. ``total_ptr`` gets the weighted sum of losses.
+    Programs (i, j, 0) write a tile of S to ``s_ptr`` and, with j = 0, parts of t of the hidden units, then of the sum of the
+    mismatches of the first layer, to ``t_ptr``. Programs (i, j, 1), for the last layer, write those of the clamped phase, with
+    outputs times units after S, and sums of outputs and of weights after t. ``t_ptr`` has rows of WIDTH: t, mismatches, t
+    clamped, outputs, and the two sums of weights. ``total_ptr`` receives the weighted sum of losses.
     """
     last = tl.program_id(2)
     leads = tl.program_id(1) == 0
@@ -321,7 +321,7 @@ def first_layer(
     n, dim, d_0, d_1, b_at, b_size, c_at, c_size, own, reach, sign,
     BALANCED: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write the derivatives in W_0, b_0 and c_0, a strip of columns of W_0 a program."""
+    """Write the derivatives in W_0, b_0 and c_0, one strip of columns of W_0 per program."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     units = tl.arange(0, FIRST)
     there = units < d_1
@@ -365,11 +365,11 @@ def first_layer(
 def later_layers(
     flat_ptr, s_ptr, t_ptr, plan_ptr, factor_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Write the derivatives in W_k, b_k and c_k for k >= 1: programs (k - 1, i, j) a square tile of W_k.
+    """Write the derivatives in W_k, b_k and c_k for k >= 1: program (k - 1, i, j) writes a square tile of W_k.
 
-    A row of ``plan_ptr`` holds where W, b and c begin, how many numbers b and c have, the widths above and below, and where S
-    of above and below, of below, of above, t of above, of below, and the sum of weights are; one of ``factor_ptr``, a_k and
-    a_k beta_k.
+    A row of ``plan_ptr`` holds the offsets of W, b and c, the lengths of b and c, the widths above and below, and the offsets
+    of S of above and below, of below, of above, of t of above, of below, and of the sum of weights. A row of ``factor_ptr``
+    holds a_k and a_k beta_k.
     """
     plan = plan_ptr + tl.program_id(0) * 13
     w_at, b_at, c_at = tl.load(plan), tl.load(plan + 1), tl.load(plan + 2)
