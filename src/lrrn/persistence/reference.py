@@ -1,4 +1,4 @@
-"""What a saved model may carry besides its weights: some held-out samples, and what the model made of those it was tried on."""
+"""Reference data in a model file: held-out samples, and the model's accuracy, certified radii and energies on them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import Tensor
 
 Array = NDArray[Any]
 PREFIX = "reference."
-"""How the tensors of a reference are told from those of a network."""
+"""Prefix of the names of a reference's tensors, which separates them from those of the network."""
 UNKNOWN = -1
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Held-out samples seen by a fitted model: what new inputs are compared with.
+    """Held-out samples and a fitted model's results on them. New inputs are compared with these.
 
     Attributes
     ----------
     source : str
-        Where the samples come from.
+        Origin of the samples.
     image_shape : (int, int) or None
         Height and width, if samples are images.
     low, high : float
@@ -34,13 +34,13 @@ class Reference:
     score : float or None
         Accuracy of a classifier.
     radii : float64 array of shape (n,) or None
-        Certified radii of a classifier's labels, in the units of the samples, 0 where it is wrong.
+        Certified radii of a classifier's labels, in the units of the samples; 0 where the label is wrong.
     energies : dict of str to float64 arrays
-        Energies of "samples" and of strange inputs, by what these are.
+        Energies of the held-out samples, under the key "samples", and of out-of-distribution inputs, by name.
     samples : float32 array of shape (m, n_features)
-        Some of the samples; none if they are not to be given away.
+        Some of the samples; empty if they must not be published.
     labels : int64 array of shape (m,)
-        Their classes by number, -1 where not known.
+        Their class indices, -1 where unknown.
     """
 
     source: str
@@ -54,7 +54,7 @@ class Reference:
     labels: Array
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and what JSON can hold, to be written to a file."""
+        """Return the tensors and the JSON header to write to a file."""
         arrays = {"samples": self.samples, "labels": self.labels}
         if self.radii is not None:
             arrays["radii"] = self.radii
@@ -70,7 +70,10 @@ class Reference:
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], header: dict[str, Any], n_features: int, n_classes: int) -> Reference:
-        """Undo :meth:`pack` for a model with so many features and classes; a ValueError or KeyError says what does not fit."""
+        """Undo :meth:`pack` for a model with these numbers of features and classes.
+
+        Raise ValueError or KeyError if the contents do not match the model.
+        """
         arrays = {name.removeprefix(PREFIX): tensor.numpy() for name, tensor in tensors.items() if name.startswith(PREFIX)}
         low, high = (float(end) for end in header["range"])
         shape = header["image_shape"]

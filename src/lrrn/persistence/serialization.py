@@ -1,4 +1,4 @@
-"""Saving and loading networks and fitted estimators: safetensors with a JSON header, never pickle."""
+"""Save and load networks and fitted estimators: safetensors with a JSON header, never pickle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ATTRIBUTES = ("classes_", "feature_names_in_", "n_features_in_", "history_", "of
 ATTRIBUTES_OUT = ("offset_out_", "scale_out_", "_single", "_n_features_out", "_seed")
 
 MAX_BYTES = 2**28
-"""Largest array a header may announce."""
+"""Largest array, in bytes, that a header may declare."""
 REQUIRED = ("n_features_in_", "history_", "offset_in_", "scale_in_", "_seed")
 REQUIRED_OF = {
     "classifier": ("classes_",),
@@ -49,9 +49,9 @@ def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str], reference:
     ----------
     model : LRRN, LRRNClassifier, LRRNRegressor or LRRNEnergyModel
     path : path-like
-        The file is replaced atomically. The optimiser's state between calls of ``partial_fit`` is not kept.
+        The file is replaced atomically. The state of the optimiser between calls of ``partial_fit`` is not saved.
     reference : Reference, optional
-        What an estimator made of held-out samples, for :func:`load_reference` and the explorer.
+        Results of an estimator on held-out samples, for :func:`load_reference` and the explorer.
     """
     storage.check_writable(path)
     if isinstance(model, LRRN):
@@ -75,13 +75,13 @@ def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str], reference:
 
 
 def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEstimator:
-    """Read what :func:`save` wrote; no code in the file is ever executed.
+    """Load a network or an estimator from a file of :func:`save`. No code from the file is executed.
 
     Parameters
     ----------
     path : path-like
     device : str, default="cpu"
-        Where to put the parameters.
+        Device of the parameters.
 
     Returns
     -------
@@ -92,9 +92,9 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEsti
     FileNotFoundError
         There is no such file.
     FileFormatError
-        It is truncated, damaged, foreign, a checkpoint, or of a newer release.
+        The file is truncated, damaged, of another format, a checkpoint, or from a newer release.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     kind, tensors, header = storage.read(path, "network", *ESTIMATORS)
     try:
@@ -117,7 +117,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEsti
 
 
 def load_reference(path: str | os.PathLike[str]) -> Reference | None:
-    """Read what an estimator's file holds of held-out samples; None if it holds nothing of them.
+    """Load the reference data from an estimator's file; None if it has none.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def load_reference(path: str | os.PathLike[str]) -> Reference | None:
 
 
 def _check_names(kind: str, parameters: dict[str, Any], attributes: dict[str, Any]) -> None:
-    """Refuse a file that would set what does not belong to a model, or that lacks what does."""
+    """Raise KeyError if a file has parameters or attributes that a model must not have, or lacks required ones."""
     strange = {*NOT_SAVED} & {*parameters} | {*attributes} - {*ATTRIBUTES, *ATTRIBUTES_OUT}
     missing = {*REQUIRED, *REQUIRED_OF[kind]} - {*attributes}
     if strange or missing:
@@ -146,7 +146,7 @@ def _check_names(kind: str, parameters: dict[str, Any], attributes: dict[str, An
 
 
 def _check_values(estimator: Any) -> None:
-    """Refuse what predicting would stumble over later."""
+    """Raise ValueError for a parameter or attribute that would make a later prediction fail."""
     sizes = estimator.network_.sizes
     fits = {
         "n_features_in_": _is_count(estimator.n_features_in_) and estimator.n_features_in_ == sizes[0],
@@ -197,7 +197,7 @@ def _is_vector(value: Any, length: int) -> bool:
 
 
 def _structure(net: LRRN) -> dict[str, Any]:
-    to_dtype(str(net.W[0].dtype).removeprefix("torch."))  # refuse what load could not read
+    to_dtype(str(net.W[0].dtype).removeprefix("torch."))  # raises for a dtype that load cannot read
     return {
         "sizes": list(net.sizes),
         "beta": list(net.beta),
@@ -216,7 +216,7 @@ def _network(structure: dict[str, Any], tensors: dict[str, Tensor], device: str)
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
     sizes = structure["sizes"]
     for k, shape in enumerate(zip(sizes[1:], sizes[:-1], strict=True)):
-        if tensors[f"W.{k}"].shape != shape:  # before memory is taken for what the header says
+        if tensors[f"W.{k}"].shape != shape:  # check before allocating memory for the sizes in the header
             raise ValueError(f"W.{k} is of shape {tuple(tensors[f'W.{k}'].shape)}, not {shape}")
     if structure["solver"] not in ("auto", *SOLVERS):
         raise ValueError(f"unknown solver {structure['solver']!r}")
@@ -247,7 +247,7 @@ def _network(structure: dict[str, Any], tensors: dict[str, Tensor], device: str)
 
 
 def _plain(value: Any) -> Any:
-    """Turn a value into what JSON can hold, with arrays and tuples marked so that they come back."""
+    """Convert a value to JSON types. Arrays and tuples are tagged, so that they can be restored."""
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": value.dtype.str if value.dtype != object else "object"}
     if isinstance(value, tuple):
@@ -277,10 +277,10 @@ def _restored(value: Any) -> Any:
 
 
 def _array(values: Any, dtype: Any) -> np.ndarray:
-    """Build an array of a type that :func:`_plain` writes, and of a size its values account for."""
+    """Build an array. The dtype must be one that :func:`_plain` writes, and the size is limited."""
     if not isinstance(dtype, str) or re.fullmatch(r"[<>|]?([biuf]\d{1,2}|U\d{1,6})|object", dtype) is None:
         raise ValueError(f"arrays of {dtype!r} are not read")
-    if _leaves(values) * np.dtype(dtype).itemsize > MAX_BYTES:  # such as millions of empty strings, each of a megabyte
+    if _leaves(values) * np.dtype(dtype).itemsize > MAX_BYTES:  # e.g. millions of empty strings of a megabyte each
         raise ValueError(f"an array of {dtype} is announced that would take more than {MAX_BYTES} bytes")
     return np.array(values, dtype=dtype)
 
