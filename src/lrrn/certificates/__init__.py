@@ -1,4 +1,4 @@
-"""Proofs only: radii within which a label stands, and intervals that an output or an energy cannot leave."""
+"""Certificates: proven radii within which a label does not change, and proven intervals of outputs and energies."""
 
 from lrrn.certificates.energies import certified_auroc, certify_energies, decision_radius, energy_interval
 from lrrn.certificates.intervals import output_interval

@@ -1,11 +1,11 @@
-"""The optimality conditions at a perturbed input, seen from a sample, and multipliers that make lower bounds of them.
+"""KKT conditions at a perturbed input, relative to a sample, and Lagrange multipliers that give lower bounds from them.
 
 Let z be the activations computed at x and z' the exact ones at x + u. With v = z' - z and w = H v - B u, the optimality
 conditions at x + u read, for every unit, in terms of what is known at x (its distance a from the lower bound and its slack g):
 
     v + a >= 0,    w + g >= 0,    (v + a) (w + g) = 0,
 
-and likewise at an upper bound. docs/theory/local-radii.md has the argument.
+and likewise at an upper bound. See docs/theory/local-radii.md for the derivation.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from lrrn.runtime.lazy import lazy
 from lrrn.runtime.threads import one_thread
 
 REACH, COST = 8.0, 1e-3
-"""Radii are sought up to this many times one that is proven, and further as long as the errors of later solves, which grow
-with the radius that is sought, take no more than this share of the lead."""
+"""The search for a radius goes up to ``REACH`` times a proven radius. It goes further as long as the errors of later solves,
+which grow with the radius, are at most the fraction ``COST`` of the lead."""
 FARTHEST = 200.0
-"""Times the global radius: where no perturbation changes a label, something has to end the search."""
+"""Limit of the search, as a multiple of the global radius. It ends the search where no perturbation changes the label."""
 
 NEARLY = 1 - 1e-12
-"""A radius of this share of what was sought has reached it."""
+"""A radius of at least this fraction of the limit of the search counts as having reached the limit."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A sample as the local problem sees it, or several; units that cannot move are gone, and lower bounds are finite.
+    """One sample, or a batch, in the variables of the local problem. Fixed units are removed; lower bounds are finite.
 
     Attributes
     ----------
@@ -49,9 +49,9 @@ class Sample:
     slack : Tensor of shape (..., m)
         H z - q as computed.
     low_error, slack_error : Tensor of shape (...)
-        Bounds on the norms of the errors of the first two and of the third.
+        Bounds on the norms of the errors of ``low`` and ``high``, and of ``slack``.
     drift : Tensor of shape (...)
-        Bound on how far the eliminated units are from their equations.
+        Bound on the distance of the eliminated units from the solution of their equations.
     """
 
     low: Tensor
@@ -63,27 +63,27 @@ class Sample:
 
     @lazy
     def room(self) -> Tensor:
-        """Distances from the upper bounds, 0 where there are none."""
+        """Distances from the upper bounds; 0 for units without one."""
         return self.high.masked_fill(self.high.isinf(), 0.0)
 
     def take(self, rows: Tensor) -> Sample:
-        """Return some of several samples."""
+        """Return the given rows of a batch."""
         return Sample(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Multipliers of the conditions of a sample, or of several, all at least zero; zero where a unit has no such condition.
+    """Nonnegative Lagrange multipliers of the conditions of one sample or a batch; zero where a unit has no such condition.
 
     Attributes
     ----------
     sigma : Tensor of shape (...)
-        Of the lead that is left.
+        Multiplier of the remaining lead.
     low, high : Tensor of shape (..., m)
-        Of the products (v + low) (w + slack) and (v - high) (w + slack).
+        Multipliers of the products (v + low) (w + slack) and (v - high) (w + slack).
     floor, ceiling, sign : Tensor of shape (..., m)
-        Of v + low, of high - v and of w + slack, which are at least zero.
+        Multipliers of v + low, of high - v and of w + slack, which are at least zero.
     """
 
     sigma: Tensor
@@ -104,22 +104,22 @@ class Terms:
         return of_v, self.low * sample.low - self.high * sample.room - self.sign
 
     def constant(self, sample: Sample, lead: Tensor) -> Tensor:
-        """Return what is left of the Lagrangian at v = 0 and u = 0."""
+        """Return the constant term of the Lagrangian: its value at v = 0 and u = 0."""
         ends = self.floor * sample.low + self.ceiling * sample.room
         return self.sigma * lead - ends.sum(-1) + (self.slopes(sample)[1] * sample.slack).sum(-1)
 
     def error(self, problem: LocalProblem, sample: Sample, c: Tensor, d: Tensor, lead: Tensor) -> Tensor:
-        """Bound, in norm, what errors of the data and rounding change in the Lagrangian as a quadratic form of (v, u, 1)."""
+        """Bound the norm of the error of the Lagrangian, as a quadratic form of (v, u, 1), due to data errors and rounding."""
         eh, er, ec, ed = problem.errors
         norm = partial(torch.linalg.vector_norm, dim=-1)
         largest = self.lam.amax(-1) if self.lam.shape[-1] else torch.zeros_like(self.sigma)
-        # norms of the coefficients of w and of v, without what cancels in them, and of the changes that errors of a and g make
+        # norms of the coefficients of w and of v, without cancellation, and of their changes by the errors of a and g
         pull = norm(self.low * sample.low.abs() + self.high * sample.room.abs() + self.sign)
         push = norm(self.lam * sample.slack.abs() + self.floor + self.ceiling)
         linear = norm(self.floor) + norm(self.ceiling)
         nh, nr, tension = problem.h.norm(), problem.root.norm(), norm(sample.slack)
         shifted = largest * sample.low_error
-        # of v w and v u; of v 1 and u 1; of 1 1
+        # coefficients of v w and v u; then of v 1 and u 1; then of 1 1
         error = largest * (eh + er)
         error = error + self.sigma * (ec + ed) + (eh + er) * pull + (nh + nr) * shifted + largest * sample.slack_error
         error = error + pull * sample.slack_error + linear * sample.low_error + shifted * (tension + sample.slack_error)
@@ -131,7 +131,7 @@ class Terms:
 
 @final
 class LocalProblem:
-    """What all samples share: the programme without the units that are free or fixed, and multipliers to begin from.
+    """The data common to all samples: the programme with free and fixed units eliminated, and initial multipliers.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class LocalProblem:
         self.h_error = energy.rounding.inner * float(hessian.diagonal.sum())
         self.h_norm = verified.largest_eigenvalue(hessian, self.h_error)
         lo, hi = (bound[0, :n] for bound in energy.box)
-        # units bounded from above only are looked at in a mirror
+        # negate units that have only an upper bound
         self.sign = torch.where(lo.isinf() & hi.isfinite(), -1.0, 1.0).to(torch.float64)
         self.lo, self.hi = torch.where(self.sign < 0, -hi, lo), torch.where(self.sign < 0, -lo, hi)
         free = self.lo.isinf()
@@ -168,14 +168,14 @@ class LocalProblem:
         self._eliminate(h, root, rows)
         self.lam = lam[self.open]
         self.two_sided = self.hi[self.open].isfinite()
-        # what was set up on the CPU goes where the network lives
+        # move everything from the CPU to the network's device
         self.device = net.W[0].device
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(self.device))
 
     def _eliminate(self, h: Tensor, root: Tensor, rows: Tensor) -> None:
-        """Eliminate the free units, which satisfy equations; set h, root, c, d and bounds on their errors."""
+        """Eliminate the free units, whose conditions are equations; set h, root, c, d and bounds on their errors."""
         u, f = self.open, self.free
         coupling, eps = h[u][:, f], 8 * (len(h) + 8) * verified.EPS
         right = torch.cat([coupling.mT, root[f]], 1)
@@ -202,11 +202,11 @@ class LocalProblem:
         )
 
     def sample(self, z: Tensor, g: Tensor, g_error: Tensor) -> Sample:
-        """Look at computed activations and H z - q, of one sample or of several, the latter known up to an error in norm."""
+        """Build a sample or a batch from computed z and g = H z - q; ``g_error`` bounds the norm of the error of g."""
         z, g = z.to(self.device) * self.sign, g.to(self.device) * self.sign
         u = self.open
         low, high = z[..., u] - self.lo[u], self.hi[u] - z[..., u]
-        # free units should have no slack: what they have moves them, and the others' slack with them
+        # exact free units have zero slack; a nonzero slack displaces them, which changes the slack of the other units
         g_error = g_error.to(self.device)
         drift = (row_norms(g[..., self.free]) + g_error) / self.mu * (1 + 1e-9) if len(self.free) else torch.zeros_like(g_error)
         low_error = verified.EPS * (row_norms(low) + row_norms(high.masked_fill(high.isinf(), 0.0))) * 2
@@ -215,14 +215,14 @@ class LocalProblem:
 
 @final
 class _PairScales:
-    """Multiples of the network's multipliers that suit pairs of outputs, and the constants they give, unproven."""
+    """Scalings of the network's multipliers for pairs of outputs, and the resulting Lipschitz constants (not proven)."""
 
     def __init__(self, problem: MultiplierProblem, lam: Tensor) -> None:
         self._problem, self._lam = problem, lam
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, label: int) -> tuple[Tensor, Tensor]:
-        """Return scales and constants of ``label`` against every output."""
+        """Return the scales and constants of ``label`` paired with every output."""
         if label not in self._known:
             rows = self._problem.read_out
             others = torch.arange(len(rows)) != label
@@ -234,19 +234,19 @@ class _PairScales:
 
 
 def sought(radius: Tensor, lead: Tensor, extra: Tensor, ceiling: Tensor) -> tuple[Tensor, Tensor]:
-    """Return up to where to look for a radius, at most a ceiling, and the lead that is left of the errors of later solves.
+    """Return the limit of the search for a radius, and the lead minus the errors of later solves.
 
-    Those errors are no more than they are at the largest radius sought.
+    Those errors grow with the radius, so their value at the limit bounds them.
 
     Parameters
     ----------
     radius : Tensor
-        What is proven.
+        Proven radius.
     lead : Tensor
     extra : Tensor
-        What the errors of later solves take of the lead per unit of the radius.
+        Decrease of the lead by the errors of later solves, per unit of the radius.
     ceiling : Tensor
-        Nothing is gained beyond this radius.
+        Upper limit of the search: a larger radius is of no use.
     """
     free = extra == 0
     most = torch.maximum(REACH * radius, COST * lead / extra).masked_fill(free, math.inf).minimum(ceiling)
@@ -257,10 +257,10 @@ _known: WeakKeyDictionary[LiftedEnergy, LocalProblem] = WeakKeyDictionary()
 
 
 def local_problem(net: LRRN) -> LocalProblem:
-    """Return the network's local problem, set up once for given parameters."""
+    """Return the network's local problem, cached as long as its parameters do not change."""
     energy = net.energy_snapshot(torch.float64)
     if energy not in _known:
-        # LAPACK's threads wait for each other at every panel or column: beside busy processes, longer than one thread computes
+        # LAPACK's threads synchronise at every panel or column; beside busy processes this takes longer than one thread alone
         with one_thread():
             _known[energy] = LocalProblem(net)
     return _known[energy]

@@ -1,8 +1,8 @@
-"""Certified energies: how far the energy of an input can move, and what decisions by energy are worth.
+"""Certified energies: how far the energy of an input can change under perturbations, and how robust its decisions are.
 
-2 E(x) = min_z |A z - T(x)|^2 over a convex set with T affine, so sqrt(2 E(x)) is the distance of T(x) from a convex set. A
-distance moves no more than the point: sqrt(2 E) is Lipschitz with the constant of T, K = sqrt(a_0 (|W_0|_2^2 + beta_0)), in the
-free phase as in any clamped one. Below, s stands for sqrt(2 E).
+2 E(x) = min_z |A z - T(x)|^2 over a convex set with T affine, so sqrt(2 E(x)) is the distance of T(x) from a convex set. The
+distance from a set is 1-Lipschitz in the point. So sqrt(2 E) is Lipschitz with the constant of T,
+K = sqrt(a_0 (|W_0|_2^2 + beta_0)), in the free phase and in every clamped phase. Below, s stands for sqrt(2 E).
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from lrrn.network.solution import Solution
 from lrrn.qp import DEFAULT_TOL, row_norms
 
 _UP = 1 + 1e-12
-"""Covers the rounding of the few scalar operations made here."""
+"""Factor that covers the rounding of the few scalar operations in this module."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class RootEnergies:
-    """Bounds on s = sqrt(2 E) at x, and on what it can be computed as at a perturbed input.
+    """Bounds on s = sqrt(2 E) at x, and on its computed value at a perturbed input.
 
     Attributes
     ----------
     lower, upper : float64 Tensor of shape (n,)
-        The exact s at x lies between.
+        Bounds on the exact s at x.
     below, above : float64 Tensor of shape (n,)
-        At x itself, a later computation is at most so far under, or over, the exact s.
+        Largest amounts by which a later computation at x can fall below, or exceed, the exact s.
     slope : float
-        How much ``below`` and ``above`` grow per unit of perturbation.
+        Growth of ``below`` and ``above`` per unit of perturbation.
     lipschitz : float
-        How much the exact s grows per unit of perturbation.
+        Lipschitz constant of the exact s.
     converged : bool Tensor of shape (n,)
     """
 
@@ -58,8 +58,8 @@ class RootEnergies:
         errors = SolveErrors.of(net, x, solution, tol, y)
         mu = energy.free_mu if y is None else energy.clamped_mu
         provable = mu > 0 and math.isfinite(errors.slope)
-        root_mu = math.sqrt(mu) if 0 < mu < math.inf else 0.0  # infinite without unknowns, and then there are no errors
-        # s as computed is the norm of mismatches, off by rounding that is relative to the data and activations
+        root_mu = math.sqrt(mu) if 0 < mu < math.inf else 0.0  # mu is infinite without unknowns, where there are no errors
+        # s is computed as a norm of residuals; its rounding error is relative to the size of the data and activations
         per_unit, constant = energy.rounding.root
         size = row_norms(x) + row_norms(torch.cat(solution.activations, dim=-1))
         rounding = per_unit * size + constant
@@ -68,7 +68,7 @@ class RootEnergies:
         low = (s - rounding).clamp(min=0.0).square() - (root_mu * errors.here).square() * _UP
         lower = low.clamp(min=0.0).sqrt() / _UP
         upper = (s + rounding) * _UP
-        # at x + delta: |z'| is at most |z| plus what exact activations move plus the errors of both solves
+        # at x + delta: |z'| is at most |z| plus the displacement of the exact activations plus the errors of both solves
         width = verified.spectral_norm(energy.weights[-1]) if energy.eliminated and y is None else 0.0
         growth = 1 + (1 + width) * errors.size_slope
         later = per_unit * (size + (1 + width) * (errors.here + errors.later)) + constant
@@ -77,7 +77,7 @@ class RootEnergies:
         return cls(lower, upper, later * _UP, above, slope * _UP, energy_constant(net), solution.converged & provable)
 
     def at(self, eps: float, guarantee: str) -> tuple[Tensor, Tensor]:
-        """Return bounds on s over all perturbations of norm at most ``eps``; 0 and infinity where nothing is certain."""
+        """Return bounds on s over all perturbations of norm at most ``eps``; 0 and infinity where nothing is certified."""
         reach = self.lipschitz * eps
         lower, upper = self.lower - reach, self.upper + reach
         if guarantee == "deployed":
@@ -117,16 +117,16 @@ def decision_radius(
 
 
 def check_threshold(threshold: float) -> None:
-    """Refuse a threshold that no energy is above or below."""
+    """Raise ValueError if the threshold is NaN."""
     if math.isnan(threshold):
         raise ValueError("threshold must be an energy; got NaN, which no energy is above or below")
 
 
 def decide_solution(net: LRRN, x: Tensor, solution: Solution, threshold: float, guarantee: str, tol: float) -> Tensor:
-    """Return what :func:`decision_radius` does, for a free phase that is solved already."""
+    """Compute :func:`decision_radius` from a given solution of the free phase."""
     check_guarantee(guarantee)
     roots = RootEnergies.of(net, x, solution, tol)
-    if threshold < 0:  # no energy is
+    if threshold < 0:  # every energy is above
         return torch.where(roots.converged, torch.inf, 0.0).to(x)
     level = math.sqrt(2 * threshold)
     above, below, rate = roots.lower - level * _UP, level / _UP - roots.upper, roots.lipschitz
@@ -152,13 +152,13 @@ def energy_interval(
     ----------
     net : LRRN
     x : Tensor of shape (n, d_0)
-        Inputs; solved in float64 whatever their type.
+        Inputs of any dtype; solved in float64.
     eps : float
         Size of the perturbation.
     y : Tensor of shape (n, d_L), optional
         Targets to clamp the output to; the free energy if not given.
     guarantee : {"deployed", "exact"}, default="deployed"
-        Whether the bounds hold for energies this library computes, or for the exact ones.
+        Whether the bounds hold for the energies that this library computes, or for the exact ones.
     tol, max_sweeps
         As in :meth:`LRRN.infer`.
 
@@ -226,7 +226,7 @@ def certify_energies(
     slack = lower - of_best(upper)
     rate = 2 * roots[0].lipschitz
     if guarantee == "deployed":
-        # sqrt(a^2 + b^2) <= a + b took the solve's own error out of the root
+        # sqrt(a^2 + b^2) <= a + b separates the error of the solve from the root
         slack = slack - below - of_best(above)
         rate = rate + 2 * max(root.slope for root in roots)
     slack = slack.scatter(1, best[:, None], math.inf)
@@ -237,19 +237,20 @@ def certify_energies(
 
 
 def certified_auroc(familiar: Tensor, strange: Tensor) -> float:
-    """Return a lower bound on the AUROC of the energy under attack.
+    """Return a lower bound on the out-of-distribution AUROC of the energy when every input may be perturbed.
 
     Parameters
     ----------
     familiar : Tensor of shape (n,)
-        Upper ends of the energy intervals of familiar inputs.
+        Upper ends of the energy intervals of in-distribution inputs.
     strange : Tensor of shape (m,)
-        Lower ends of those of strange inputs.
+        Lower ends of the energy intervals of out-of-distribution inputs.
 
     Returns
     -------
     float
-        The share of pairs in which the strange input keeps the higher energy whatever the perturbations; ties count half.
+        The share of pairs in which the out-of-distribution input has the higher energy under all perturbations; ties count
+        half.
     """
     for name, energies in (("familiar", familiar), ("strange", strange)):
         if energies.numel() == 0 or bool(energies.isnan().any()):

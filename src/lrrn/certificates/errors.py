@@ -1,4 +1,4 @@
-"""What a solve's error does to the output: at the input itself, and at most at a perturbed one."""
+"""Bounds on the effect of solver errors on the output, at an input and at perturbed inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GUARANTEES = ("deployed", "exact")
 
 
 def check_guarantee(guarantee: str) -> None:
-    """Refuse an unknown kind of guarantee."""
+    """Raise ValueError for an unknown kind of guarantee."""
     if guarantee not in GUARANTEES:
         raise ValueError(f"unknown guarantee {guarantee!r}; use one of {', '.join(GUARANTEES)}")
 
@@ -25,7 +25,7 @@ def check_guarantee(guarantee: str) -> None:
 @final
 @dataclass(frozen=True, eq=False)
 class SolveErrors:
-    """Errors of the activations that an output is read from, per sample.
+    """Bounds on the errors of the activations from which the output is computed, per sample.
 
     At a perturbed input x + delta the error is at most ``later + slope |delta|``.
 
@@ -34,13 +34,13 @@ class SolveErrors:
     here : float64 Tensor of shape (n,)
         Proven distance of the solved activations from the exact ones at x.
     later : float64 Tensor of shape (n,)
-        Largest distance a solve that reports convergence can have at x.
+        Largest possible distance from the exact activations, at x, of a solve that reports convergence.
     slope : float
-        How much that grows per unit of perturbation.
+        Growth of ``later`` per unit of perturbation.
     size : float64 Tensor of shape (n,)
-        One plus the norm of the features the output is read from, to which rounding is relative.
+        One plus the norm of the features from which the output is computed. Rounding is relative to it.
     size_slope : float
-        How much that grows per unit of perturbation.
+        Growth of ``size`` per unit of perturbation.
     """
 
     here: Tensor
@@ -51,7 +51,7 @@ class SolveErrors:
 
     @classmethod
     def of(cls, net: LRRN, x: Tensor, solution: Solution, tol: float, y: Tensor | None = None) -> SolveErrors:
-        """Bound the errors of a float64 solution of the free or, with ``y``, the clamped phase, and of later ones."""
+        """Bound the errors of a float64 solution of the free or, with ``y``, the clamped phase, and of later solutions."""
         energy = net.energy_snapshot(torch.float64)
         here = solution.error_bound
         n_unknown = energy.n_free if y is None else energy.n_layers - 1
@@ -69,8 +69,8 @@ class SolveErrors:
         q = row_norms((energy.free(x) if y is None else energy.clamped(x, y)).q)
         z = row_norms(torch.cat(solution.activations[:n_unknown], dim=-1)) + here
         data = row_norms(x) if y is None else row_norms(x) + row_norms(y)
-        # a solve that reports convergence has a residual of at most tol max(1, |q|) plus rounding; its own error enters the
-        # size that rounding is relative to, which the last factor solves for
+        # a solve that reports convergence has a residual of at most tol max(1, |q|) plus rounding. Rounding is relative to a
+        # size that includes the error itself; the factor ``swell`` solves this inequality for the error
         swell = (1 + 1e-9) / (1 - rounding.z / mu)
         later = (tol * q.clamp(min=1.0) + rounding.total(z, q, data)) / mu * swell
         slope = (tol * growth + rounding.z * growth / mu + rounding.q * growth + rounding.x) / mu * swell

@@ -1,4 +1,4 @@
-"""Certified intervals: the range every output can take when the input moves by at most eps."""
+"""Certified intervals: the proven range of every output under perturbations of norm at most eps."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def output_interval(
     ----------
     net : LRRN
     x : Tensor of shape (n, d_0)
-        Inputs; solved in float64 whatever their type.
+        Inputs of any dtype; solved in float64.
     eps : float
-        Size of the perturbation; 0 gives the range the solve's own error leaves.
+        Size of the perturbation; 0 gives the range due to the error of the solve alone.
     guarantee : {"deployed", "exact"}, default="deployed"
-        Whether the range holds for the answers this library computes, or for the exact minimiser.
+        Whether the range holds for the outputs that this library computes, or for those of the exact minimiser.
     tol, max_sweeps
         As in :meth:`LRRN.infer`.
 
@@ -42,7 +42,7 @@ def output_interval(
 
 
 def check_eps(eps: float) -> None:
-    """Refuse a size that no perturbation has."""
+    """Raise ValueError if eps is negative or NaN."""
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0; got {eps}")
 
@@ -50,7 +50,7 @@ def check_eps(eps: float) -> None:
 def interval_of_solution(
     net: LRRN, x: Tensor, solution: Solution, eps: float, guarantee: str, tol: float
 ) -> tuple[Tensor, Tensor]:
-    """Return what :func:`output_interval` does, for a free phase that is solved already."""
+    """Compute :func:`output_interval` from a given solution of the free phase."""
     constants, errors = single_constants(net), SolveErrors.of(net, x, solution, tol)
     reach = constants.rho * eps + constants.error * errors.here[:, None] + constants.rounding * errors.size[:, None]
     if guarantee == "deployed":

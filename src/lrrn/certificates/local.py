@@ -1,4 +1,4 @@
-"""Local radii: how far the nearest perturbation that could change a label must be, seen from the sample itself.
+"""Local radii: per-sample lower bounds on the norm of the smallest perturbation that changes a label.
 
 Let z be the activations computed at x and z' the exact ones at x + u. With v = z' - z and w = H v - B u, the optimality
 conditions at x + u read, for every unit, in terms of what is known at x (its distance a from the lower bound and its slack g):
@@ -6,9 +6,9 @@ conditions at x + u read, for every unit, in terms of what is known at x (its di
     v + a >= 0,    w + g >= 0,    (v + a) (w + g) = 0,
 
 and likewise at an upper bound. A label changes if the lead + c v reaches zero. The least |u|^2 for which that can happen is a
-quadratic programme with complementarity conditions. Its Lagrangian dual is concave: a lower bound for any multipliers, and the
-best ones are found by Newton's method with a barrier. What that finds is believed only after a verified factorisation has
-proven it. docs/theory/local-radii.md has the argument.
+quadratic programme with complementarity constraints. Its Lagrangian dual is concave and a lower bound for any multipliers. An
+interior-point method (Newton's method with a logarithmic barrier) maximises it. The result is used only after a verified
+factorisation has proven it. See docs/theory/local-radii.md for the derivation.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import row_norms
 
 BARRIER = 10.0
-"""Weight the barrier begins with, all terms together, in units of the squared global radius."""
+"""Initial weight of the barrier, all terms together, in units of the squared global radius."""
 FADING = 0.15
-"""By what the barrier's weight is multiplied when the iterates are near enough to the central path."""
+"""Factor on the weight of the barrier each time the iterates are near the central path."""
 NEAR = 1.0
-"""Newton decrement, over the barrier's weight, that counts as near. Fading the barrier further away than that ends at a point
-of the boundary that is not the maximum."""
+"""Ratio of Newton decrement to barrier weight below which an iterate is near the central path. If the weight is reduced farther
+from the path, the iterates end at a boundary point that is not the maximum."""
 GAP, EXACT_GAP = 1e-2, 1e-3
-"""Optimising ends when the barrier accounts for less than this share of the squared radius. It goes further where no errors of
-later solves are taken off, so that what it leaves does not outweigh them: an "exact" radius is not below a "deployed" one."""
+"""Relative duality gap at which optimisation stops: the contribution of the barrier over the squared radius. ``EXACT_GAP``
+applies where no errors of later solves are subtracted. It is smaller so that the remaining gap does not outweigh those errors:
+an "exact" radius is not below a "deployed" one."""
 ITERATIONS = 100
-"""Newton steps at most."""
+"""Maximum number of Newton steps."""
 NEARBY = 0.25
-"""Share of the units off a bound that count as near it: their conditions are there from the start."""
+"""Share of the units off a bound that count as near it. The multipliers of their conditions are active from the start."""
 ROOM = 2e-2
-"""By how much the dual should exceed what is to be proven, as a share: a proof takes some of it."""
+"""Relative amount by which the dual should exceed the value to prove, since the proof loses some of it to rounding."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Point:
-    """The dual at some multipliers.
+    """The dual function at given multipliers.
 
     Attributes
     ----------
     value : float
-        The dual: no perturbation with a smaller squared norm closes the lead.
+        Value of the dual: no perturbation with a smaller squared norm reduces the lead to zero.
     barrier : float
         Logarithm of the determinant of the Lagrangian's quadratic form.
     factor : Tensor
-        Cholesky factor of that form over v, u eliminated.
+        Cholesky factor of that form as a function of v, with u eliminated.
     half : Tensor
         Lam R / 2, its block between v and u up to sign.
     v, u : Tensor
-        Where the Lagrangian is least.
+        Minimiser of the Lagrangian.
     """
 
     value: float
@@ -72,12 +73,13 @@ class Point:
 
 @final
 class Dual:
-    """The dual of "least squared norm that closes one lead of one sample".
+    """Lagrangian dual of the smallest squared norm of a perturbation that reduces one lead of one sample to zero.
 
-    The Lagrangian is |u|^2 plus multipliers times: the lead left (the first multiplier); (v + low)(w + slack), which is never
-    positive; (v - high)(w + slack), likewise; -(v + low); -(w + slack) where there is no upper bound; -(high - v). All
-    multipliers are at least zero. Its minimum over v and u is the dual. Most of the last three stay zero: a unit far above its
-    lower bound needs no floor, one with much slack no sign of it. They are unknowns only while :attr:`active` says so.
+    The Lagrangian is |u|^2 plus multipliers times: the remaining lead (the first multiplier); (v + low)(w + slack), which is
+    never positive; (v - high)(w + slack), likewise; -(v + low); -(w + slack) where there is no upper bound; -(high - v). All
+    multipliers are at least zero. Its minimum over v and u is the dual. Most multipliers of the last three kinds stay zero: the
+    lower bound is inactive for a unit far above it, and the sign condition for a unit with a large slack. They are unknowns
+    only where :attr:`active` is true.
 
     Parameters
     ----------
@@ -103,7 +105,7 @@ class Dual:
         self.active = torch.cat([wanted[0].new_ones(1 + self.n_products), *wanted])
 
     def terms(self, theta: Tensor) -> Terms:
-        """Return the multipliers unit by unit."""
+        """Return the multipliers per unit."""
         sigma, low, high, floor, sign, ceiling = theta.split(self.sizes)
         none = torch.zeros_like(low)
         return Terms(
@@ -116,7 +118,7 @@ class Dual:
         )
 
     def at(self, theta: Tensor) -> Point | None:
-        """Evaluate; None where the Lagrangian has no minimum."""
+        """Evaluate the dual; None where the Lagrangian has no minimum."""
         problem, terms = self.problem, self.terms(theta)
         sigma, lam, (of_v, of_w) = terms.sigma, terms.lam, terms.slopes(self.sample)
         scaled = lam[:, None] * problem.h
@@ -133,7 +135,7 @@ class Dual:
         return Point(value, 2 * float(factor.diagonal().log().sum()), factor, half, v, u)
 
     def gradient(self, point: Point) -> Tensor:
-        """Return the gradient of the dual: how far (v, u) is from satisfying each condition, violated ones above zero."""
+        """Return the gradient of the dual: the residual of each condition at (v, u), positive where it is violated."""
         problem, sample, v = self.problem, self.sample, point.v
         away, slack = v + sample.low, problem.h @ v - problem.root @ point.u + sample.slack
         closed = self.lead + self.c @ v + self.d @ point.u
@@ -143,13 +145,13 @@ class Dual:
     def curvature(self, point: Point, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return minus the Hessian of the dual in the active multipliers, and gradient and minus Hessian of the form's barrier.
 
-        The latter two are in the multipliers of products, which alone enter the form.
+        The latter two are in the multipliers of products: the quadratic form depends on no others.
         """
         problem, n = self.problem, self.n_products
         active = self.active[1:]
         unit, v = self.unit[active], point.v
         slack = problem.h @ v - problem.root @ point.u + self.sample.slack
-        # the Lagrangian's gradient in (v, u) moves with each multiplier by E e + K k, E = [I; 0] and K = [H; -R^T]
+        # derivative of the Lagrangian's gradient in (v, u) by each multiplier: E e + K k, E = [I; 0] and K = [H; -R^T]
         none, minus, plus = (v.new_full((len(v),), value) for value in (0.0, -1.0, 1.0))
         e = torch.cat([slack[self.unit[:n]], minus, none[self.one], plus[self.two]])[active]
         k = torch.cat([v[self.unit[:n]] + self.shift, none, minus[self.one], none[self.two]])[active]
@@ -171,12 +173,12 @@ class Dual:
         return hessian / 2, ek.diagonal()[unit[:n]], (outer[1] * outer[1].mT + outer[0] * outer[2]) / 2
 
     def start(self, lam: Tensor, constant: float) -> tuple[Tensor, float]:
-        """Return multipliers to begin from and the barrier's weight, given multipliers of the pair and their constant."""
+        """Return initial multipliers and the initial weight of the barrier, from multipliers of the pair and their constant."""
         sample, two = self.sample, self.two
         radius = self.lead / constant
         weight = BARRIER * radius**2 / (int(self.active.sum()) + len(lam))
         lam = lam / constant**2
-        # displacements to be expected, so that products with the barrier's multipliers come out at its weight
+        # expected displacements, chosen so that multiplier times slack is about the weight of the barrier
         reach = radius * float(torch.linalg.vector_norm(self.problem.root, dim=1).mean())
         step = reach / float(self.problem.h.diagonal().mean()) if len(lam) else 1.0
         low, high = lam.clone(), lam[two] * 0.5
@@ -188,17 +190,17 @@ class Dual:
         return torch.where(self.active, theta, 0.0), weight
 
     def maximised(self, theta: Tensor, weight: float, goal: float, decide: bool = False, gap: float = GAP) -> Tensor:
-        """Raise the dual by Newton's method with a fading barrier, until it reaches ``goal`` or is near its maximum.
+        """Maximise the dual by an interior-point method, until it reaches ``goal`` or is near its maximum.
 
-        With ``decide`` nothing below the goal is of use, and it ends when the goal is out of reach.
+        With ``decide``, a value below the goal is of no use, and the method stops as soon as the goal is out of reach.
         """
         point = self.at(theta)
         if point is None:
             return theta
         best, found = point.value, theta
-        # from a start far below zero the central path is met at a larger weight
+        # a start with a value far below zero is near the central path only for a larger weight
         weight += max(0.0, -best) / self._n_barriers
-        # after the barrier has faded, a step with the curvature it had before lands near the new centre; see _newton
+        # after the weight is reduced, a step with the curvature at the previous weight ends near the new centre; see _newton
         before = weight
         for _ in range(ITERATIONS):
             step, decrement = self._newton(theta, point, weight, before)
@@ -218,7 +220,7 @@ class Dual:
                 if wider is not None:
                     theta, point = wider
                     continue
-                # near the central path, the maximum is above by about the barrier's share
+                # near the central path, the maximum exceeds the value by about the contribution of the barrier
                 share = weight * self._n_barriers
                 if share < gap * best or (decide and best + 2 * share < goal):
                     break
@@ -230,10 +232,11 @@ class Dual:
         return int(self.active.sum()) + len(self.all)
 
     def _newton(self, theta: Tensor, point: Point, weight: float, before: float) -> tuple[Tensor, float]:
-        """Return Newton's step in all multipliers, with the barrier's curvature at another weight, and its decrement.
+        """Return the Newton step in all multipliers, with the barrier's curvature at the weight ``before``, and its decrement.
 
-        At the centre for the weight ``before``, a multiplier that the maximum has at zero is ``before`` over its slack. The
-        curvature at the new, smaller weight would send it far below zero, that at the old one to where it belongs.
+        Take a multiplier that is zero at the maximum. At the centre for the weight ``before`` it is ``before`` over its slack.
+        A step with the curvature at the new, smaller weight would make it strongly negative. A step with the curvature at the
+        old weight moves it to its value at the new centre.
         """
         n, active = self.n_products, self.active
         some = theta[active]
@@ -251,7 +254,7 @@ class Dual:
     def _searched(
         self, theta: Tensor, point: Point, step: Tensor, decrement: float, weight: float
     ) -> tuple[Tensor, Point | None]:
-        """Go along a step as far as the dual with its barrier rises enough; None for the point if it does not."""
+        """Backtracking line search: shorten a step until the dual plus barrier rises enough; the point is None on failure."""
         active = self.active
         limit = float((-step[active] / theta[active]).max())
         length = min(1.0, 0.95 / limit) if limit > 0 else 1.0
@@ -267,25 +270,26 @@ class Dual:
         return theta, None
 
     def _widened(self, theta: Tensor, point: Point, weight: float) -> tuple[Tensor, Point] | None:
-        """Activate the multipliers of conditions that the point violates: all others are best at zero, where they are."""
+        """Activate the multipliers of violated conditions; all other inactive multipliers are optimal at zero."""
         violation = self.gradient(point)
         new = (violation > 0) & ~self.active
         if not bool(new.any()):
             return None
         self.active = self.active | new
-        # each alone would be best here, the barrier included
+        # the maximiser over each new multiplier alone, barrier included
         bend = torch.ones_like(theta)
         bend[self.active] = self.curvature(point, self.terms(theta).lam)[0].diagonal()
         theta = torch.where(new, (violation + (violation.square() + 4 * weight * bend).sqrt()) / (2 * bend), theta)
-        # they enter the linear part only, so the Lagrangian has a minimum as before
+        # they enter only the linear part, so the Lagrangian still has a minimum
         there = self.at(theta)
         assert there is not None
         return theta, there
 
     def is_proven(self, theta: Tensor, square: float) -> bool:
-        """Whether no perturbation with squared norm below ``square`` closes the lead, proven; errors and rounding included.
+        """Whether it is proven that no perturbation with squared norm below ``square`` closes the lead.
 
-        The Lagrangian minus ``square`` is a quadratic form in (v, u, 1): it is proven positive definite.
+        Data errors and rounding are included.
+        The Lagrangian minus ``square`` is a quadratic form in (v, u, 1). The proof shows that it is positive definite.
         """
         if not bool((theta >= 0).all()):
             return False
@@ -307,7 +311,7 @@ class Dual:
 
 
 def _near(distance: Tensor) -> Tensor:
-    """Whether a unit is at its bound or, compared with the others, not far from it."""
+    """Whether a unit is at its bound or, compared with the other units, near it."""
     away = distance[(distance > 0) & distance.isfinite()]
     return distance <= (away.quantile(NEARBY) if len(away) else 0.0)
 
@@ -322,23 +326,24 @@ def local_radius(
     rates: Tensor,
     target_radius: float = math.inf,
 ) -> float:
-    """Return a proven radius for one sample, at least what the global constants give.
+    """Return a certified radius for one sample, at least that of the global Lipschitz constants.
 
     Parameters
     ----------
     problem : LocalProblem
     z, g : Tensor of shape (dim,)
-        Activations and slack as computed.
+        Computed activations and slack.
     g_error : Tensor of shape ()
-        Bound on the norm of the rounding made in computing ``g``.
+        Bound on the norm of the rounding error of ``g``.
     label : int
         The predicted output.
     leads : Tensor of shape (d_L,)
-        By how much it leads each other output, errors taken off.
+        Lead of the predicted output over every other output, minus errors.
     rates : Tensor of shape (d_L, 2)
-        For each other output: the proven global constant of the difference, and what the errors of a later solve add to it.
+        For each other output: the proven global Lipschitz constant of the difference, and the addition to it for the errors of
+        a later solve.
     target_radius : float, optional
-        Nothing is gained beyond this radius: a smaller one is sought to be raised to it, if possible, and no further.
+        Largest radius of interest. The search tries to raise smaller radii to it and stops there.
 
     Returns
     -------
@@ -358,7 +363,7 @@ def local_radius(
             continue
         radius, most = known[j], 0.0
         ceiling = leads.new_tensor(min(nearest, target_radius * (1 + 1e-6), FARTHEST * known[j]))
-        # where the largest radius that was sought is proven, a larger one is sought
+        # if the limit of the search is proven, search again with a larger limit
         while radius >= most * NEARLY and most < ceiling:
             upto, left = sought(leads.new_tensor(radius), leads[j], rates[j, 1], ceiling)
             most, lead = float(upto), float(left) - float(lengths[j] * sample.drift)
@@ -376,9 +381,10 @@ def local_radius(
 def _proven(dual: Dual, start: Tensor, theta: Tensor, most: float) -> float:
     """Return a proven radius of at most ``most``, or zero.
 
-    The best multipliers make the form singular, and rounding leaves nothing of a proof there. The dual is concave, so a small
-    part of those that it began from costs little and makes room. It is zero at zero: where it exceeds what is to be proven by
-    far, as large multipliers make it do, a part of them gives enough, with less rounding.
+    The quadratic form is singular at the optimal multipliers, so rounding makes a proof there impossible. The dual is concave,
+    so mixing in a small part of the initial multipliers costs little and makes the form positive definite. The dual is zero at
+    zero multipliers. Where it far exceeds the value to prove, which happens with large multipliers, they are scaled down: that
+    suffices and reduces rounding.
     """
     reached = dual.at(theta)
     if reached is not None and reached.value > most**2 * (1 + ROOM):

@@ -17,9 +17,9 @@ from lrrn.linalg import verified
 from lrrn.network import BUDGET, LRRN
 
 _UP = 1 + 1e-12
-"""Covers the rounding of norms and products of a few float64 numbers."""
+"""Factor that covers the rounding of norms and products of a few float64 numbers."""
 _LOST = math.sqrt(verified.UNDERFLOW)
-"""More than a norm loses where squares underflow."""
+"""Upper bound on the error of a norm by underflow of squares."""
 
 
 @final
@@ -30,11 +30,11 @@ class OutputConstants:
     Attributes
     ----------
     rho : float64 Tensor
-        Lipschitz constants as functions of x.
+        Lipschitz constants with respect to x.
     error : float64 Tensor
-        Factors from the error of the solved activations to that of the output.
+        Factors from the error of the computed activations to that of the output.
     rounding : float64 Tensor
-        Factors from the size of the features to the rounding made in reading the output.
+        Factors from the size of the features to the rounding error of the read-out.
     """
 
     rho: Tensor
@@ -47,7 +47,7 @@ _pairs: WeakKeyDictionary[LiftedEnergy, dict[tuple[str, float | None], OutputCon
 
 
 def _multiplied(net: LRRN, what: str, method: str, rho: Tensor, seconds: float | None) -> Tensor:
-    """Lower constants of single outputs or of pairs by multipliers; remembered as long as the parameters stay."""
+    """Tighten constants of single outputs or of pairs by the multiplier bound; cached until the parameters change."""
     energy = net.energy_snapshot(torch.float64)
     if method not in BUDGET or energy.n_free == 0:
         return rho
@@ -56,7 +56,7 @@ def _multiplied(net: LRRN, what: str, method: str, rho: Tensor, seconds: float |
     if (what, method, budget) not in known:
         problem = MultiplierProblem(energy)
         ceiling = float(bounds.spectral(list(net.W), net.beta))
-        # a fifth of the budget for the multipliers of the whole output, from which the others begin
+        # a fifth of the budget for the multipliers of the whole output, which initialise the others
         lam = network_multipliers(energy, ceiling, budget / 5).lam
         rows = problem.read_out
         table = rho.to("cpu", copy=True)
@@ -76,7 +76,7 @@ def single_constants(net: LRRN, method: str = "auto", seconds: float | None = No
     w = energy.weights[-1]
     rho = w.new_full((len(w),), whole)
     if net.beta[-1] == 0:
-        # clipping moves no output further than its affine image moves
+        # clipping is 1-Lipschitz: an output moves no further than its affine image
         rho = torch.minimum(rho, _lengths(w) * features)
     elif net.intervals[-1].is_free:
         rows, slack = linear_response(w, net.beta[-1])
@@ -87,14 +87,15 @@ def single_constants(net: LRRN, method: str = "auto", seconds: float | None = No
 
 
 def pair_constants(net: LRRN, method: str, seconds: float | None = None) -> OutputConstants:
-    """Return the constants of every difference of two outputs; remembered as long as the parameters stay.
+    """Return the constants of every difference of two outputs; cached until the parameters change.
 
     Parameters
     ----------
     net : LRRN
     method : {"paper", "pairwise", "spectral", "multiplier", "auto"}
-        "paper" takes sqrt(2) times the paper's constant for every pair; "pairwise" and "spectral" treat pairs one by one, from
-        the paper's and from the spectral bound on the features; "multiplier" and "auto" then optimise multipliers for each.
+        "paper" uses sqrt(2) times the paper's constant for every pair. "pairwise" and "spectral" bound each pair separately,
+        from the paper's and from the spectral bound on the features. "multiplier" and "auto" then optimise multipliers for each
+        pair.
     seconds : float, optional
         Budget of the optimisation, by default that of :meth:`LRRN.lipschitz`.
     """
@@ -127,9 +128,9 @@ def _pair_constants(net: LRRN, method: str, seconds: float | None) -> OutputCons
 
 
 def linear_response(w: Tensor, beta: float) -> tuple[Tensor, float]:
-    """Return A = (1 + beta) (I + beta W W^T)^-1 W, by which a free output follows its features, and a bound on row differences.
+    """Return A = (1 + beta) (I + beta W W^T)^-1 W, the map from features to a free output, and a bound on row differences.
 
-    The error is bounded after the fact: M = I + beta W W^T has no eigenvalue below one, so |A - A'| <= |(1 + beta) W - M A'|.
+    The error bound is a posteriori: M = I + beta W W^T has no eigenvalue below one, so |A - A'| <= |(1 + beta) W - M A'|.
     """
     system = torch.eye(len(w), dtype=w.dtype, device=w.device) + beta * (w @ w.mT)
     rows = torch.linalg.solve(system, (1 + beta) * w)
@@ -139,13 +140,13 @@ def linear_response(w: Tensor, beta: float) -> tuple[Tensor, float]:
 
 
 def _features(net: LRRN, method: str) -> float:
-    """Lipschitz constant of the features that the last layer reads."""
+    """Lipschitz constant of the inputs of the last layer."""
     bound = bounds.paper if method in ("paper", "pairwise") else bounds.spectral
     return float(bound(list(net.W)[:-1], net.beta[:-1]))
 
 
 def _read_out_rounding(net: LRRN) -> Tensor:
-    """Return the rounding of y_i = W_i z + b_i, and of what is done with it, per unit of (1 + |features|)."""
+    """Return the rounding error of y_i = W_i z + b_i and of later operations on it, per unit of (1 + |features|)."""
     w, b = net.W[-1].detach().to(torch.float64), net.b[-1]
     size = _lengths(w) + (0.0 if b is None else b.detach().to(torch.float64).abs())
     return 4 * (w.shape[1] + 8) * verified.EPS * (1 + size)
@@ -156,5 +157,5 @@ def _lengths(w: Tensor) -> Tensor:
 
 
 def _distances(w: Tensor) -> Tensor:
-    # the fast way by inner products cancels
+    # the faster mode by inner products suffers from cancellation
     return torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") * _UP + _LOST

@@ -1,8 +1,8 @@
-"""Certified radii: how far an input can move, in Euclidean norm, before the predicted label can change.
+"""Certified radii: Euclidean distance within which the predicted label is proven not to change.
 
 For the predicted class i and any other j, y_i - y_j cannot fall by more than rho_ij |delta| when x moves by delta, so the label
-stands for |delta| < min_j (y_i - y_j - errors) / rho_ij. The errors are those of the solve at x and, for the deployed solver,
-of the solve at the perturbed input, of which only its test for convergence is known.
+is unchanged for |delta| < min_j (y_i - y_j - errors) / rho_ij. The errors are those of the solve at x and, for the deployed
+guarantee, of the solve at the perturbed input. Of the latter it is only known that it met the termination criterion.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from lrrn.qp import DEFAULT_TOL, row_norms
 
 METHODS = ("auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local")
 BY_SAMPLE = ("shared", "local")
-"""Methods that start from the multiplier bound and look at the samples."""
+"""Methods that start from the multiplier bound and improve the radius per sample."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """Labels, and how far each is guaranteed.
+    """Labels and their certified radii.
 
     Attributes
     ----------
     prediction : int64 Tensor of shape (n,)
-        Number of the output that is largest; of equal ones the first, as ``argmax`` has it.
+        Index of the largest output; the first in a tie, as in ``argmax``.
     margin : float64 Tensor of shape (n,)
         Largest output minus the second largest, as computed.
     radius : float64 Tensor of shape (n,)
         The label cannot change for any perturbation of smaller Euclidean norm. 0 where nothing is certified, in particular
         where the solve did not converge.
     error_bound : float64 Tensor of shape (n,)
-        Proven bound on how far the margin at x is from that of the exact outputs.
+        Proven bound on the difference between the margin at x and that of the exact outputs.
     method : str
-        How the Lipschitz constants were derived.
+        Method that derived the Lipschitz constants.
     guarantee : str
-        "exact" speaks of the exact minimiser; "deployed" of this library's solver in float64 at the tolerance used here: the
-        label it computes at the perturbed input is the same wherever its own solve converges.
+        "exact" is a statement about the exact minimiser. "deployed" is a statement about this library's solver in float64, at
+        the tolerance used here: the label that it computes at the perturbed input is the same if that solve converges.
     """
 
     prediction: Tensor
@@ -64,7 +64,7 @@ class Certificate:
         Parameters
         ----------
         y : Tensor of shape (n,)
-            Right labels, as output numbers.
+            True labels, as indices of outputs.
         eps : float
             Size of the perturbation; 0 gives the plain accuracy.
         """
@@ -72,14 +72,14 @@ class Certificate:
 
 
 def certified_share(right: Tensor, radius: Tensor, eps: float) -> float:
-    """Return the share of samples that are right and certified for every perturbation of norm ``eps``."""
+    """Return the certified accuracy: the share of samples that are correct and certified for perturbations of norm ``eps``."""
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0; got {eps}")
     return float((right if eps == 0 else right & (radius > eps)).double().mean())
 
 
 def check_method(method: str) -> None:
-    """Refuse an unknown method."""
+    """Raise ValueError for an unknown method."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
 
@@ -96,27 +96,28 @@ def certify(
     tol: float | None = None,
     max_sweeps: int = 1000,
 ) -> Certificate:
-    """Certify the labels a network predicts.
+    """Certify the labels that a network predicts.
 
     Parameters
     ----------
     net : LRRN
-        A network with at least two outputs, the largest of which is the label.
+        A network with at least two outputs. The label is the index of the largest.
     x : Tensor of shape (n, d_0)
-        Inputs; solved in float64 whatever their type.
+        Inputs of any dtype; solved in float64.
     method : {"auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local"}, default="auto"
         "paper" is the paper's margin / (sqrt(2) rho). The others use a constant for each pair of classes: "pairwise" from the
-        paper's bound on the features, "spectral" from the tighter one, "multiplier" with one multiplier a unit optimised for
-        each pair. "auto" is the best of these that its budget allows. "shared" and "local" start from "multiplier" and
-        go on with what the state of each unit at a sample tells: the first for all samples at once, in a millisecond or two
-        each at 128 units, the second one by one, in a fraction of a second each.
+        paper's bound on the features, "spectral" from the tighter spectral bound, "multiplier" with one multiplier per unit,
+        optimised for each pair. "auto" is the tightest of these within its budget. "shared" and "local" start from "multiplier"
+        and solve a Lagrangian dual per sample, which depends on the state of each unit. "shared" solves it for all samples at
+        once, in a millisecond or two per sample at 128 units. "local" solves it one sample at a time, in a fraction of a second
+        each.
     guarantee : {"deployed", "exact"}, default="deployed"
-        Whether to allow for the error of the solve at the perturbed input too.
+        Whether to include the error of the solve at the perturbed input ("deployed") or not ("exact").
     seconds : float, optional
-        Budget for the constants, as in :meth:`LRRN.lipschitz`; they are remembered as long as the parameters stay.
+        Time budget for the constants, as in :meth:`LRRN.lipschitz`; they are cached until the parameters change.
     target_radius : float, optional
-        Where only one size of perturbation counts: "shared" and "local" look at the samples whose other radius is smaller than
-        this, and stop at it.
+        Perturbation size of interest. "shared" and "local" process only samples whose radius by "multiplier" is smaller, and
+        stop at this radius.
     solver, tol, max_sweeps
         As in :meth:`LRRN.infer`.
 
@@ -147,14 +148,14 @@ def certify_solution(
     tol: float,
     target_radius: float = math.inf,
 ) -> Certificate:
-    """Certify labels whose solve is at hand, so that several methods need not repeat it.
+    """Certify labels from a given solution, so that several methods can share one solve.
 
     Parameters
     ----------
     net, x, method, guarantee, seconds, tol, target_radius
         As in :func:`certify`, but ``x`` in float64.
     solution : Solution
-        Of :meth:`LRRN.infer` for this very ``x`` and ``tol``.
+        Result of :meth:`LRRN.infer` for the same ``x`` and ``tol``.
 
     Returns
     -------
@@ -169,8 +170,8 @@ def certify_solution(
     rho, scale, rounding = (table[best] for table in (constants.rho, constants.error, constants.rounding))  # (n, d_L)
     extra = torch.zeros_like(rho)
     doubt = scale * errors.here[:, None] + rounding * errors.size[:, None]
-    # the exact lead over output j is within doubt_j of the computed one, and the margin is the least lead: another output
-    # than the runner-up may be second in truth. If the label itself is another, top-1 minus top-2 is within the same bound
+    # the exact lead over output j is within doubt_j of the computed one, and the margin is the smallest lead. The exact second
+    # largest output may be another than the computed one. If the exact label differs, top-1 minus top-2 has the same bound
     error = (doubt - (second - y)).scatter(1, best[:, None], -math.inf).amax(-1)
     if guarantee == "deployed":
         doubt = doubt + scale * errors.later[:, None] + rounding * errors.size[:, None]
@@ -189,7 +190,7 @@ def certify_solution(
 def _radii_by_sample(
     net: LRRN, x: Tensor, solution: Solution, method: str, best: Tensor, leads: Tensor, rates: Tensor, target_radius: float
 ) -> Tensor:
-    """Return radii seen from each sample: all at once, or one after the other."""
+    """Return per-sample radii: "shared" for all samples at once, "local" one after the other."""
     problem, energy = local_problem(net), net.energy_snapshot(torch.float64)
     qp = energy.free(x)
     z = torch.cat(solution.activations[: energy.n_free], dim=-1)

@@ -1,10 +1,11 @@
-"""Local radii of many samples at once: the products' multipliers are fixed, the rest is a box QP whose Hessian they share.
+"""Local radii of many samples at once: fix the nonconvex multipliers across samples, leaving a box QP with one Hessian.
 
-In the dual of a sample the multipliers of the products enter the quadratic part of the Lagrangian, the others its linear part
-only. With the former the same for all samples, the dual is a concave quadratic function of the latter, and all that
-differs between samples is its linear part and the bounds of the multipliers: the one problem that this package solves fast.
-Whatever the solver returns is turned into multipliers that are not negative, and what they give is proven afterwards: by one
-factorisation for all samples, and matrix products over the batch. docs/theory/local-radii.md has the argument.
+In the dual of a sample, the multipliers of the products (the complementarity constraints) enter the quadratic part of the
+Lagrangian, the others only its linear part. Fix the former for all samples. Then the dual is a concave quadratic function of
+the latter, and samples differ only in its linear part and in the bounds of the multipliers. This is a batch of box QPs with a
+common Hessian, which this package solves fast. The solver's result is clipped to nonnegative multipliers. Their bound is then
+proven by one factorisation for all samples and matrix products over the batch. See docs/theory/local-radii.md for the
+derivation.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from lrrn.runtime.threads import one_thread
 from lrrn.solvers import solve
 
 SHARE = 0.97
-"""Of the largest multiple of the network's multipliers for which the Lagrangian has a minimum, what is taken."""
+"""Fraction of the largest scaling of the network's multipliers for which the Lagrangian has a minimum."""
 RIDGE = 1e-9
-"""Added to the scaled Hessian's diagonal: more multipliers than dimensions leave it singular."""
+"""Regularisation added to the diagonal of the scaled Hessian, which is singular: it has more multipliers than dimensions."""
 TOL, SWEEPS = 3e-4, 2000
-"""Of the solves. Any answer has a proof of its own; better ones hardly prove more."""
+"""Tolerance and sweeps of the solves. The bound is proven for any result, and a more accurate one hardly improves it."""
 FEW = 512
-"""Unknowns up to which solves may end with Newton's method; the Hessian is nearly singular, and many take long."""
+"""Number of unknowns up to which solves may use Newton's method; the Hessian is nearly singular, and larger ones take long."""
 ROWS = 1024
-"""Samples at a time."""
+"""Samples per batch."""
 CACHE = 2**30
-"""Bytes of Hessians that are kept for later samples."""
+"""Size of the cache of Hessians, in bytes."""
 PAIRS = 0.05
-"""Labels share a Hessian as long as their pairs of outputs have at most this share of its unknowns."""
+"""Labels share a Hessian as long as their pairs of outputs are at most this fraction of its unknowns."""
 
 
 @final
 class SharedForm:
-    """What all samples and all pairs of outputs share: the quadratic part of the Lagrangian for fixed multipliers of products.
+    """Quadratic part of the Lagrangian for fixed multipliers of products; common to all samples and all pairs of outputs.
 
     Parameters
     ----------
@@ -71,7 +72,7 @@ class SharedForm:
         self.duals: dict[int, SharedDual] = {}
 
     def _floor(self) -> float:
-        """Return a proven lower bound on the form's smallest eigenvalue, as stored; 0 if there is none."""
+        """Return a proven lower bound on the smallest eigenvalue of the form as stored; 0 if there is none."""
         m, r = self.half.shape
         matrix = torch.eye(m + r, dtype=self.half.dtype, device=self.half.device)
         matrix[:m, :m] = self.top_left
@@ -81,17 +82,17 @@ class SharedForm:
 
     @lazy
     def size(self) -> float:
-        """Frobenius norm of the form, and a little more."""
+        """Upper bound on the Frobenius norm of the form."""
         return 2 * (float(self.top_left.norm()) + 2 * float(self.half.norm()) + math.sqrt(self.half.shape[1]))
 
     @lazy
     def n_labels(self) -> int:
-        """How many labels have a dual in common: in a wide network all of them, in a narrow one each has its own."""
+        """Number of labels that share a dual: all of them in a wide network, one in a narrow network."""
         n_outputs = len(self.problem.c)
         return max(1, min(n_outputs, int(PAIRS * 2 * len(self.lam)) // n_outputs))
 
     def of(self, label: int) -> SharedDual:
-        """Return the dual for samples with a label; the last ones asked for are kept, as many as there is room for."""
+        """Return the dual for samples with this label, from a cache of limited size."""
         group = label // self.n_labels
         if group not in self.duals:
             first = group * self.n_labels
@@ -109,11 +110,11 @@ class SharedForm:
         by_v, by_u : Tensor of shape (n, m) and (n, r)
             The linear terms.
         error : Tensor of shape (n,)
-            In norm, what is not known of the whole as a quadratic form of (v, u, 1).
+            Bound on the norm of the error of the whole, as a quadratic form of (v, u, 1).
         """
         v = torch.cholesky_solve((by_v + by_u @ self.half.mT).mT, self.factor).mT / -2
         u = v @ self.half - by_u / 2
-        # the gradient at (v, u), which would be zero without rounding; for any point within |p| of it, the form is at least
+        # the gradient at (v, u), which would be zero without rounding; at any displacement p, the form is at least
         # its value here - |gradient| |p| + floor |p|^2
         slope_v = 2 * (v @ self.top_left - u @ self.half.mT) + by_v
         slope_u = 2 * (u - v @ self.half) + by_u
@@ -131,8 +132,9 @@ class SharedForm:
 class SharedDual:
     """The dual for samples of some labels and any other output, as a box QP.
 
-    Its unknowns are the first multiplier, an entry for each pair of a label and another output of which all but one are held at
-    zero, and the coefficients of v and of w in the Lagrangian; that of v in two parts where a unit has an upper bound.
+    Its unknowns are the first multiplier and the coefficients of v and of w in the Lagrangian. The first multiplier has one
+    entry per pair of a label and another output, all but one of which are fixed at zero. The coefficient of v has two parts
+    where a unit has an upper bound.
 
     Parameters
     ----------
@@ -151,7 +153,7 @@ class SharedDual:
         by_b = torch.cat([(self.c + self.d @ half.mT).mT, unit, unit[:, self.two], lean], 1)
         by_u = torch.cat([self.d.mT, half.new_zeros((r, m + len(self.two))), -problem.root.mT], 1)
         hessian = torch.addmm(by_u.mT @ by_u, by_b.mT, torch.cholesky_solve(by_b, form.factor)).div_(2)
-        # in units in which the diagonal is one; a label and itself are no pair, and their entry is held at zero
+        # scale the diagonal to one; the pair of a label with itself is not valid, and its entry is fixed at zero
         own = torch.arange(labels.start, labels.stop)
         itself = self.pair(own, own)
         self.scale = hessian.diagonal().clamp(min=1e-300).rsqrt()
@@ -164,30 +166,30 @@ class SharedDual:
         self.sizes = [len(self.c), m, len(self.two), m]
 
     def pair(self, label: Tensor, rival: Tensor) -> Tensor:
-        """Return the numbers of pairs of a label and another output."""
+        """Return the indices of pairs of a label and another output."""
         return (label - self.labels.start) * len(self.problem.c) + rival
 
     @property
     def n_bytes(self) -> int:
-        """Size of the Hessian, and of what solvers make of it."""
+        """Size of the Hessian and of the solvers' data derived from it."""
         return 2 * self.hessian.diag[0].numel() * self.hessian.diag[0].element_size()
 
     def proven(self, sample: Sample, pair: Tensor, lead: Tensor) -> Tensor:
-        """Return proven lower bounds on the squared norm of a perturbation that closes the lead.
+        """Return proven lower bounds on the squared norm of a perturbation that reduces the lead to zero.
 
         Parameters
         ----------
         sample : Sample
-            Several.
+            A batch.
         pair : int64 Tensor of shape (n,)
-            The labels and the outputs that would take the lead.
+            Indices of the pairs of label and competing output.
         lead : Tensor of shape (n,)
-            What they would have to make up for, above zero.
+            Leads of the labels over those outputs, above zero.
         """
         return self._proven(sample, pair, lead, self.terms(sample, pair, lead))
 
     def terms(self, sample: Sample, pair: Tensor, lead: Tensor) -> Terms:
-        """Return the best multipliers with these products, as far as the solver gets."""
+        """Return approximately optimal multipliers for the fixed multipliers of products."""
         lam, two = self.form.lam, self.two
         chosen = torch.nn.functional.one_hot(pair, len(self.c)).to(lam)
         infinite = torch.full_like(sample.low, math.inf)
@@ -197,7 +199,7 @@ class SharedDual:
         lo = torch.cat([torch.zeros_like(chosen), -infinite, none, least], 1)
         open_ = torch.where(chosen > 0, math.inf, chosen)
         hi = torch.cat([open_, lam * sample.slack, infinite[:, two], lam * sample.low], 1)
-        # the whole is proportional to q and the bounds: tolerances are relative to one
+        # the solution is proportional to q and the bounds: normalise, since tolerances are relative to max(1, |q|)
         size = row_norms(q).clamp(min=1e-300)[:, None]
         hi = torch.maximum(lo, hi / self.scale / size)
         qp = BoxQP(self.hessian, q / size, lo / self.scale / size, hi)
@@ -206,7 +208,7 @@ class SharedDual:
         return self._signed(sample, first.gather(1, pair[:, None])[:, 0], of_v, more, of_w)
 
     def _signed(self, sample: Sample, sigma: Tensor, of_v: Tensor, more: Tensor, of_w: Tensor) -> Terms:
-        """Turn coefficients into multipliers of conditions, none of them negative."""
+        """Convert coefficients to nonnegative multipliers of the conditions."""
         lam, two, sides = self.form.lam, self.two, self.problem.two_sided
         width = (sample.low + sample.room).clamp(min=1e-300)
         low = torch.where(sides, ((of_w + lam * sample.room) / width).clamp(min=0.0).minimum(lam), lam)
@@ -239,23 +241,24 @@ def shared_radii(
     rates: Tensor,
     target_radius: float = math.inf,
 ) -> Tensor:
-    """Return proven radii, at least what the global constants give.
+    """Return certified radii, at least those of the global Lipschitz constants.
 
     Parameters
     ----------
     form : SharedForm
     z, g : Tensor of shape (n, dim)
-        Activations and slack as computed.
+        Computed activations and slack.
     g_error : Tensor of shape (n,)
-        Bounds on the norm of the rounding made in computing ``g``.
+        Bounds on the norm of the rounding error of ``g``.
     best : int64 Tensor of shape (n,)
         The predicted outputs.
     leads : Tensor of shape (n, d_L)
-        By how much they lead each other output, errors taken off.
+        Leads of the predicted outputs over every other output, minus errors.
     rates : Tensor of shape (n, d_L, 2)
-        For each other output: the proven global constant of the difference, and what the errors of a later solve add to it.
+        For each other output: the proven global Lipschitz constant of the difference, and the addition to it for the errors of
+        a later solve.
     target_radius : float, optional
-        Nothing is gained beyond this radius.
+        Largest radius of interest; the search stops there.
 
     Returns
     -------
@@ -279,7 +282,7 @@ def shared_radii(
 def _of_labels(
     dual: SharedDual, sample: Sample, label: Tensor, known: Tensor, leads: Tensor, extra: Tensor, target_radius: float
 ) -> Tensor:
-    """Go through the other outputs, for each sample in the order of what is known, as far as they can make a difference."""
+    """Process the other outputs of each sample by increasing known radius, as long as they can lower the result."""
     read_out = dual.problem.read_out
     values, order = known.sort(1)
     nearest = torch.full_like(values[:, 0], math.inf)
@@ -310,13 +313,16 @@ def _raised(
     drift: Tensor,
     ceiling: Tensor,
 ) -> Tensor:
-    """Return proven radii of one pair a sample, at least the known ones; where what was sought is reached, more is sought."""
+    """Return proven radii of one pair per sample, at least the known ones.
+
+    Where the limit of the search is reached, the search is repeated with a larger limit.
+    """
     radius, rows = radius.clone(), torch.arange(len(radius), device=radius.device)
     while len(rows):
         most, left = sought(radius[rows], lead[rows], extra[rows], ceiling[rows])
         left = left - drift[rows]
         square = dual.proven(sample.take(rows), pair[rows], left.clamp(min=1e-300))
-        # what is not a number proves nothing, and of a number that small underflow may have taken too much
+        # NaN proves nothing, and a value that small may have lost too much to underflow
         proven = torch.minimum(torch.where((left > 0) & (square > LEAST**2), square, 0.0).sqrt(), most) * (1 - 1e-15)
         radius[rows] = torch.maximum(radius[rows], proven)
         rows = rows[(proven >= most * NEARLY) & (most < ceiling[rows])]
@@ -327,7 +333,7 @@ _known: WeakKeyDictionary[LiftedEnergy, SharedForm] = WeakKeyDictionary()
 
 
 def shared_form(net: LRRN) -> SharedForm:
-    """Return what the network's samples share, set up once for given parameters."""
+    """Return the network's shared form, cached until the parameters change."""
     energy = net.energy_snapshot(torch.float64)
     if energy not in _known:
         problem = local_problem(net)
