@@ -1,4 +1,4 @@
-"""Evidence only: perturbations that change a label, and estimates from below of Lipschitz constants."""
+"""Adversarial attacks: perturbations that change a label, and empirical lower estimates of Lipschitz constants. No proofs."""
 
 from lrrn.attacks.adapters import as_foolbox, as_image_model
 from lrrn.attacks.estimates import LipschitzEstimate, empirical_lipschitz

@@ -1,4 +1,4 @@
-"""Other people's attacks on our networks: what they see is an ordinary torch module."""
+"""Adapters for attacks of other libraries, to which a network is an ordinary torch module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lrrn.network import LRRN
 
 
 class FittedClassifier(Protocol):
-    """What an adapter needs to know of :class:`lrrn.LRRNClassifier`."""
+    """The part of :class:`lrrn.LRRNClassifier` that an adapter uses."""
 
     network_: LRRN
     offset_in_: Any
@@ -24,15 +24,15 @@ class FittedClassifier(Protocol):
 
 @final
 class Scores(nn.Module):
-    """Inputs, flattened and scaled as the model was trained, to outputs; solved in float64.
+    """Module from inputs to outputs. Inputs are flattened and scaled as in training; solves are in float64.
 
     Parameters
     ----------
     model : LRRN or LRRNClassifier
-        A network, or a fitted classifier whose prediction is its network's largest output. The network is copied: attacks
-        leave no gradients in the one given, and what it learns later does not show here.
+        A network, or a fitted classifier whose prediction is its network's largest output. The network is copied: attacks leave
+        no gradients in the original, and later training of the original has no effect here.
     shape : tuple of int, optional
-        Shape of one input; without it any with as many numbers will do.
+        Shape of one input. By default any shape with the right number of entries.
     """
 
     offset: Tensor
@@ -61,20 +61,21 @@ class Scores(nn.Module):
 
 
 def as_image_model(model: LRRN | FittedClassifier, shape: tuple[int, int, int]) -> Scores:
-    """Show a network or a fitted classifier as a torch module that classifies images, as torchattacks and others expect.
+    """Wrap a network or a fitted classifier as a torch module that classifies images, for torchattacks and similar libraries.
 
     Parameters
     ----------
     model : LRRN or LRRNClassifier
-        Perturbations are in the units of the classifier's X, whatever scaling it learnt.
+        Perturbations are in the units of the classifier's X, before any scaling by ``standardize``.
     shape : (channels, height, width)
-        Of one image; (1, height, width) for shades of grey.
+        Shape of one image; (1, height, width) for greyscale.
 
     Returns
     -------
     Scores
-        A module from images of shape (n, channels, height, width) to outputs of shape (n, n_classes), in eval mode, where the
-        model is. Outputs have the dtype of the images and are solved in float64; gradients come from implicit differentiation.
+        A module from images of shape (n, channels, height, width) to outputs of shape (n, n_classes), in eval mode, on the
+        device of the model. Outputs have the dtype of the images and are solved in float64. Gradients are by implicit
+        differentiation.
     """
     if len(shape) != 3 or min(shape) < 1:
         raise ValueError(f"shape must be (channels, height, width), all at least 1; got {shape}")
@@ -85,27 +86,27 @@ def as_image_model(model: LRRN | FittedClassifier, shape: tuple[int, int, int]) 
 
 
 def as_foolbox(model: LRRN | FittedClassifier, bounds: tuple[float, float]) -> Any:
-    """Show a network or a fitted classifier to foolbox.
+    """Wrap a network or a fitted classifier for foolbox.
 
     Parameters
     ----------
     model : LRRN or LRRNClassifier
-        Perturbations are in the units of the classifier's X, whatever scaling it learnt.
+        Perturbations are in the units of the classifier's X, before any scaling by ``standardize``.
     bounds : (lo, hi)
-        The interval inputs live in; foolbox's attacks stay inside.
+        Interval of the inputs; foolbox's attacks stay inside.
 
     Returns
     -------
     foolbox.PyTorchModel
-        For inputs of shape (n, d_0) or images with as many pixels.
+        For inputs of shape (n, d_0), or images with d_0 pixels.
     """
     try:
         with warnings.catch_warnings():
-            # foolbox 3.3 imports from a place that SciPy has deprecated
+            # foolbox 3.3 imports from a deprecated module of SciPy
             warnings.simplefilter("ignore", DeprecationWarning)
             import foolbox
     except ImportError as error:
         raise ImportError("as_foolbox needs foolbox, which is not installed; use pip install 'lrrn[attacks]'") from error
     scores = Scores(model)
-    # without a device foolbox would move the network to the one it likes best
+    # without a device, foolbox would move the network to its default device
     return foolbox.PyTorchModel(scores, bounds=bounds, device=scores.net.W[0].device)

@@ -1,11 +1,11 @@
-"""AutoAttack (Croce and Hein, 2020) in the Euclidean norm, made of torchattacks' parts.
+"""AutoAttack (Croce and Hein, 2020) in the Euclidean norm, composed of torchattacks' implementations.
 
 The four attacks are torchattacks', in AutoAttack's order and with its published numbers of steps and queries; torchattacks' own
-bundle takes a tenth of the steps. Each is given what the ones before it, at this size and at smaller ones, have left. A success
-counts if the classifier's own prediction is wrong there.
+ensemble takes a tenth of the steps. Each attack gets the images that earlier attacks, at this and at smaller perturbation
+sizes, did not break. A success counts only if the classifier's own prediction is wrong there.
 
-Images are float32: FAB converts to it and cannot mix it with float64. The models compute in float64 all the same, so gradients
-lose their last digits only. Attacks keep images in [0, 1].
+Images are float32, since FAB converts to it and cannot mix it with float64. The models still compute in float64, so only the
+last digits of gradients are lost. Attacks keep images in [0, 1].
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Array = NDArray[Any]
 logger = logging.getLogger("lrrn.attacks")
 
 BATCH = 250
-"""Images attacked at once."""
+"""Images per batch."""
 SLACK = 1e-5
-"""By how much, relative to eps, rounding to float32 may enlarge a perturbation."""
+"""Tolerance, relative to eps, for the growth of a perturbation by rounding to float32."""
 
 
 def parts(model: nn.Module, n_classes: int, eps: float, steps: int, queries: int, seed: int) -> dict[str, Any]:
@@ -57,31 +57,31 @@ def autoattack(
     queries: int = 5000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Attack the images with a distance above eps, lower in place the distances of those broken, and say what each part did.
+    """Attack the images whose known distance is above eps, and lower in place the distances of those broken.
 
     Parameters
     ----------
     model : nn.Module
-        From images of shape (n, *image) to scores, as :func:`lrrn.attacks.as_image_model` makes it.
+        From images of shape (n, *image) to scores, as returned by :func:`lrrn.attacks.as_image_model`.
     predict : callable
-        From rows of X to labels: what decides whether an attack has succeeded.
+        From rows of X to labels. It decides whether an attack has succeeded.
     X : array of shape (n, n_features)
     y, labels : arrays of shape (n,)
-        Right labels as ``predict`` gives them, and as numbers of scores.
+        True labels as ``predict`` returns them, and as indices of scores.
     distances : float array of shape (n,)
-        Of the nearest attacks known so far, ``inf`` where there is none.
+        Distances of the nearest successful attacks so far, ``inf`` where there is none.
     eps : float
         Size of the perturbations.
     image : (int, int, int)
         Channels, height and width.
     steps, queries : int
-        Of APGD and FAB, and of Square.
+        Steps of APGD and FAB, and queries of Square.
     seed : int
 
     Returns
     -------
     dict
-        For each part how many images it attacked and broke, its seconds, and why it failed if it did.
+        For each attack, the number of images attacked and broken, the seconds taken and, if it raised, the error.
     """
     device = next((t.device for t in model.parameters()), torch.device("cpu"))
     n_classes = model(torch.from_numpy(np.asarray(X[:1], dtype=np.float32)).reshape(-1, *image).to(device)).shape[-1]
@@ -97,7 +97,7 @@ def autoattack(
         for rows in np.split(left, range(BATCH, len(left), BATCH)) if len(left) else []:
             try:
                 moved = attack(images[rows], numbers[rows])
-            except Exception as error:  # the figures are then those of the other parts, and the result says so
+            except Exception as error:  # the result records the failure and holds for the other attacks
                 done[name]["failed"] = f"{type(error).__name__}: {error}"
                 break
             moved = moved.detach().double().flatten(1).cpu().numpy()

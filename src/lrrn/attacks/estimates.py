@@ -1,4 +1,4 @@
-"""Estimates of the Lipschitz constant from below: slopes that were seen, to hold against bounds that were proven."""
+"""Empirical lower estimates of the Lipschitz constant, to compare with proven upper bounds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lrrn.qp import row_norms
 from lrrn.runtime.threads import blas_threads
 
 NEAREST = 1e-3
-"""Least distance of the two inputs of a pair, relative to one plus the norm of the input."""
+"""Smallest distance of the two inputs of a pair, relative to one plus the norm of the input."""
 
 
 @final
 class LipschitzEstimate(float):
-    """An estimate of a Lipschitz constant from below: the steepest slope found. It proves nothing.
+    """Empirical lower estimate of a Lipschitz constant: the steepest slope found. It proves nothing.
 
-    The constant is at least about this large, up to rounding, and may be far larger. Use :class:`lrrn.LipschitzBound`, which
-    this is not, wherever something has to hold.
+    Up to rounding, the constant is at least this large. It may be far larger. Use :class:`lrrn.LipschitzBound` where a
+    guarantee is needed.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class LipschitzEstimate(float):
     x : float64 Tensor of shape (d_0,)
         The input with that slope.
     quotient : float
-        The largest |f(a) - f(b)| / |a - b| that was seen for pairs of inputs, without any derivative.
+        The largest |f(a) - f(b)| / |a - b| observed for pairs of inputs, computed without derivatives.
     """
 
     x: Tensor
@@ -48,7 +48,7 @@ class LipschitzEstimate(float):
         return float(self)
 
     def __reduce__(self) -> tuple[type[LipschitzEstimate], tuple[float, Tensor, float]]:
-        """Let copies and pickles rebuild it."""
+        """Support copying and pickling."""
         return LipschitzEstimate, (self.value, self.x, self.quotient)
 
     def __repr__(self) -> str:
@@ -58,18 +58,19 @@ class LipschitzEstimate(float):
 def empirical_lipschitz(net: LRRN, x: Tensor, *, steps: int = 20, seed: int = 0) -> LipschitzEstimate:
     """Estimate the Lipschitz constant of the prediction from below, by ascent on the spectral norm of its Jacobian.
 
-    The Jacobian is exact but constant in pieces, so the ascent compares points: along the direction it stretches most, both
-    ways, and along a random one. A point moves where the norm is larger, and tries half as far where it is not.
+    The Jacobian is exact but piecewise constant, so the ascent compares points: along the right singular vector of its largest
+    singular value, in both directions, and along a random direction. A point moves to the larger norm. Otherwise its step is
+    halved.
 
     Parameters
     ----------
     net : LRRN
     x : Tensor of shape (n, d_0)
-        Where to start; a hundred samples are plenty.
+        Starting points; a hundred samples suffice.
     steps : int, default=20
         Moves of each point.
     seed : int, default=0
-        Of the random directions.
+        Seed of the random directions.
 
     Returns
     -------
@@ -79,14 +80,14 @@ def empirical_lipschitz(net: LRRN, x: Tensor, *, steps: int = 20, seed: int = 0)
         raise ValueError(f"steps must be at least 0; got {steps}")
     if len(x) == 0:
         raise ValueError("the ascent needs at least one input to start from; x is empty")
-    net.infer(x[:1])  # refuses what is no input
+    net.infer(x[:1])  # raises for an invalid input
     x = x.to(device=net.W[0].device, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad(), blas_threads(1):
         slopes = Slopes(net)
         z, y = slopes.outputs(x)
         norm, direction = slopes.spectral(slopes.jacobian(z))
-        # pairs closer than this would show the solver's error instead of a slope
+        # for pairs closer than this, the solver's error would dominate the slope
         floor = NEAREST * (1 + row_norms(x))
         reach = 0.5 * (1 + row_norms(x))
         steepest, pair = -1.0, torch.stack([x[0], x[0] + direction[0] * floor[0]])
@@ -114,7 +115,7 @@ def empirical_lipschitz(net: LRRN, x: Tensor, *, steps: int = 20, seed: int = 0)
 
 
 def _quotient(net: LRRN, pair: Tensor) -> float:
-    """|f(a) - f(b)| / |a - b| with the error of both solves taken off."""
+    """Return |f(a) - f(b)| / |a - b| with the error of both solves subtracted."""
     gap = float(row_norms(pair[1:] - pair[:1]))
     if gap == 0:
         return 0.0

@@ -1,7 +1,7 @@
-"""Attacks: perturbations that change a label, found by following exact gradients. They bound radii from above.
+"""Attacks: adversarial perturbations that change a label, found with exact gradients. They bound radii from above.
 
-A certificate says where no perturbation exists; an attack exhibits one. What it returns was confirmed by the network's own
-prediction, so a distance below a certified radius would refute the certificate.
+A certificate proves that no such perturbation exists within a radius; an attack finds one. Every result is confirmed by the
+network's own prediction, so a distance below a certified radius would refute the certificate.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from lrrn.runtime.threads import blas_threads
 
 Clip = tuple[float | Tensor, float | Tensor]
 CHUNK_NUMBERS = 2**23
-"""Numbers held at once in the largest array; samples are attacked in chunks of this size, on a GPU of sixteen times it."""
+"""Size of the largest array: samples are attacked in chunks that fit it. On a GPU the limit is sixteen times as large."""
 FROM_X = ((0.8, 0), (0.8, 1), (0.9, 0), (0.9, 2), (0.9, None), (0.95, 0), (0.95, 1), (0.98, 0), (0.98, None))
-"""Refinement by ascents from x: at what share of the smallest distance so far, towards which rival, nearest first."""
+"""Refinement by ascents from x: fraction of the smallest distance so far, and rank of the rival class, nearest first."""
 FROM_BEST = ((0.98, 0.2), (0.99, 0.1), (0.998, 0.05))
-"""Refinement by ascents from the best point so far: at what share of its distance, with what first step."""
+"""Refinement by ascents from the best point so far: fraction of its distance, and relative size of the first step."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Attack:
-    """What an attack found: evidence against robustness, never for it.
+    """Result of an attack. A failed attack is no evidence of robustness.
 
     Attributes
     ----------
     success : bool Tensor of shape (n,)
-        Whether the label at ``x`` is not the right one, as computed in float64 (by :meth:`LRRN.infer`, with a solve that
-        converged), and the perturbation is no larger than allowed.
+        Whether the label at ``x``, computed in float64 (by :meth:`LRRN.infer`, with a solve that converged), is not the true
+        one, and the perturbation is no larger than allowed.
     x : float64 Tensor of shape (n, d_0)
         The perturbed inputs; the given ones where the attack failed.
     distance : float64 Tensor of shape (n,)
@@ -61,30 +61,30 @@ def pgd(
     seed: int = 0,
     clip: Clip | None = None,
 ) -> Attack:
-    """Look for a perturbation of Euclidean norm at most ``eps`` that changes the label: projected gradient ascent.
+    """Search for a perturbation of Euclidean norm at most ``eps`` that changes the label, by projected gradient ascent (PGD).
 
-    The ascent climbs the lead of a wrong output over the right one with steps that decrease from ``eps`` to 0. Even restarts
-    aim at one rival each, nearest first, the first of them from x itself; odd ones aim at whichever leads. All but the first
-    start at random.
+    The ascent maximises the lead of a wrong output over the right one, with steps that decrease from ``eps`` to 0. Even
+    restarts are targeted at one rival class each, nearest first. Odd restarts follow the largest wrong output. The first
+    restart begins at x itself, all others at random points.
 
     Parameters
     ----------
     net : LRRN or nn.Module
-        A network with at least two outputs, the largest of which is the label; or any other differentiable module from
-        float64 inputs of shape (n, d_0) to such outputs.
+        A network with at least two outputs, the largest of which is the label; or any other differentiable module from float64
+        inputs of shape (n, d_0) to such outputs.
     x : Tensor of shape (n, d_0)
-        Inputs; attacked in float64 whatever their type.
+        Inputs of any dtype; attacked in float64.
     label : int64 Tensor of shape (n,)
-        Right labels, as output numbers.
+        True labels, as indices of outputs.
     eps : float or Tensor of shape (n,)
         Largest norm of the perturbation, for all or per sample.
     steps, restarts : int, default=50 and 3
-        Gradient steps of each ascent, and ascents.
+        Gradient steps per ascent, and number of ascents.
     seed : int, default=0
-        Of the random starts.
+        Seed of the random starts.
     clip : (lo, hi), optional
-        Numbers, or tensors of shape (d_0,), that perturbed inputs stay between, such as (0, 1) for images. By default
-        anything goes, as in the certificate.
+        Bounds of the perturbed inputs: numbers, or tensors of shape (d_0,), such as (0, 1) for images. By default there are
+        none, as in the certificate.
 
     Returns
     -------
@@ -124,25 +124,25 @@ def minimal_perturbation(
     seed: int = 0,
     clip: Clip | None = None,
 ) -> Attack:
-    """Look for the smallest perturbation that changes the label: linearise, step to the nearest boundary, shrink.
+    """Search for the smallest perturbation that changes the label: linearise, step to the nearest boundary, shrink.
 
-    As in DeepFool the outputs are linearised and the boundary to a rival is stepped to, slightly too far; half of each step
-    goes to the point of the linearised boundary that is nearest to x, which is where walks from x end. The best point is then
-    pulled towards x by bisection, and projected gradient ascents, from x and from that point, look for changed labels at
-    smaller norms.
+    As in DeepFool, the outputs are linearised, and each step goes slightly beyond the decision boundary to a rival class. The
+    target is the mean of two points of the linearised boundary: the one nearest to the iterate and the one nearest to x. The
+    latter keeps the perturbation small. The best point is then moved towards x by bisection. Projected gradient ascents, from x
+    and from that point, search for changed labels at smaller norms.
 
     Parameters
     ----------
     net, x, label, clip
         As in :func:`pgd`.
     steps : int, default=30
-        Linearisations of each walk.
+        Linearisations per rival.
     rivals : int, default=3
-        How many other outputs to walk towards, nearest first.
+        Number of rival classes to step towards, nearest first.
     refine_steps : int, default=20
-        Gradient steps of each ascent; 0 leaves the refinement out.
+        Gradient steps per ascent; 0 disables the refinement.
     seed : int, default=0
-        Of the random starts for inputs at which no gradient points anywhere.
+        Seed of the random starts for inputs with zero gradients.
 
     Returns
     -------
@@ -163,7 +163,7 @@ def minimal_perturbation(
             here, right = x[rows], label[rows]
             order = nearest_rivals(of, here, right)
             delta = walker.walk(here, right, order[:, :rivals], steps)
-            # where no walk arrived, ascend within balls that grow
+            # where no linearised search succeeded, run ascents within growing balls
             for factor in LOST:
                 lost = (~walker.fooled(here + delta, right)).nonzero()[:, 0]
                 if len(lost):
@@ -189,24 +189,24 @@ def strongest_perturbation(
     rivals: int = 2,
     clip: Clip | None = None,
 ) -> Tensor:
-    """Look for the perturbation of Euclidean norm at most ``eps`` that presses the label's lead down furthest.
+    """Search for the perturbation of Euclidean norm at most ``eps`` that minimises the margin of the label.
 
-    Unlike :func:`pgd` it does not stop where the label changes, and it returns what it found whether the label changed or not:
-    it shows what an attacker of that strength does to an input. Ascents from x climb the lead of each of the nearest rivals.
+    Unlike :func:`pgd`, it does not stop where the label changes, and it returns its result whether the label changed or not. It
+    shows the effect of an attack of that strength. Ascents from x maximise the lead of each of the nearest rival classes.
 
     Parameters
     ----------
     net, x, label, eps, clip
         As in :func:`pgd`.
     steps : int, default=30
-        Gradient steps of each ascent.
+        Gradient steps per ascent.
     rivals : int, default=2
-        How many other outputs to climb towards, nearest first.
+        Number of rival classes, nearest first.
 
     Returns
     -------
     float64 Tensor of shape (n, d_0)
-        The perturbed inputs, at most ``eps`` from x. What is computed there is for the caller to see.
+        The perturbed inputs, at most ``eps`` from x. Their labels are not computed.
     """
     if steps < 1 or rivals < 1:
         raise ValueError(f"steps and rivals must be at least 1; got {steps} and {rivals}")
@@ -226,7 +226,7 @@ def strongest_perturbation(
 
 
 def _refined(walker: Walker, x: Tensor, label: Tensor, order: Tensor, delta: Tensor, steps: int) -> Tensor:
-    """Look for smaller perturbations than successful ones; ``order`` has the rivals in columns, nearest first."""
+    """Search for perturbations smaller than the given successful ones; columns of ``order`` are the rivals, nearest first."""
     plan = [(share, rank, 0.0, 1.0) for share, rank in FROM_X] + [(share, None, share, first) for share, first in FROM_BEST]
     for share, rank, start, first_step in plan:
         if rank is not None and rank >= order.shape[1]:
@@ -239,14 +239,14 @@ def _refined(walker: Walker, x: Tensor, label: Tensor, order: Tensor, delta: Ten
 
 
 def _confirmed(walker: Walker, x: Tensor, found: Tensor, label: Tensor, reach: Tensor) -> Attack:
-    """Predict once more at everything that was found, all at once, and measure it."""
+    """Confirm all results by one more prediction, as a batch, and compute their distances."""
     distance = row_norms(found - x)
     success = walker.fooled(found, label) & (distance <= reach)
     return Attack(success, torch.where(success[:, None], found, x), torch.where(success, distance, math.inf))
 
 
 def _chunks(of: Surface, n: int) -> Iterator[Tensor]:
-    """Yield row numbers in chunks whose Jacobians fit."""
+    """Yield row indices in chunks whose Jacobians fit into memory."""
     numbers = CHUNK_NUMBERS if of.device.type == "cpu" else 16 * CHUNK_NUMBERS
     size = max(1, numbers // max(of.numbers, 3 * of.n_inputs))
     yield from torch.arange(n, device=of.device).split(size)
@@ -262,7 +262,7 @@ def _checked_reach(eps: float | Tensor, x: Tensor) -> Tensor:
 def _checked(
     net: nn.Module, x: Tensor, label: Tensor, clip: Clip | None
 ) -> tuple[Surface, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    """Check what is common to the attacks and bring it to the network's device."""
+    """Check the arguments common to all attacks and move them to the network's device."""
     of = surface(net, x.shape[-1])
     k = of.n_outputs
     if k < 2:

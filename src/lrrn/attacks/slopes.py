@@ -1,4 +1,4 @@
-"""Outputs and their slopes in the input, for whoever walks towards a decision boundary: many inputs, no parameters."""
+"""Outputs and their gradients with respect to the input, in batches; no gradients with respect to parameters."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from lrrn.qp import row_norms
 from lrrn.solvers import solve
 
 TOL, AIM = 1e-6, 1e-10
-"""Slopes are solved to ``AIM`` while that makes progress. What they lead to is checked by :meth:`LRRN.infer`, not believed."""
+"""Tolerance and target residual of the solves: they go on to ``AIM`` while they make progress. The resulting attacks are
+confirmed by :meth:`LRRN.infer`."""
 WIDE = 512
-"""Units from which on ``TOL`` has to do: the last digits of a slope are dear there, and an attack does not miss them."""
+"""Number of units from which on solves stop at ``TOL``: more digits are expensive there, and an attack does not need them."""
 
 
 class Surface(Protocol):
-    """What an attack walks on: outputs in float64, and gradients that are handed around as coefficients.
+    """Interface of a model under attack: outputs in float64, and gradients represented by coefficients.
 
-    ``numbers`` is how many of them the gradients of one sample's outputs take.
+    ``numbers`` is the count of numbers that the gradients of one sample's outputs take.
     """
 
     n_inputs: int
@@ -31,10 +32,10 @@ class Surface(Protocol):
     device: torch.device
 
     def labels(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the labels that are computed at x, by a prediction like any other, and whether each is to be trusted."""
+        """Return the labels of an ordinary prediction at x, and whether each is reliable."""
 
     def outputs(self, x: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return a state that slopes are read from, of shape (n, m), and the outputs, of shape (n, n_outputs)."""
+        """Return a state from which gradients are computed, of shape (n, m), and the outputs, of shape (n, n_outputs)."""
 
     def coefficients(self, z: Tensor, v: Tensor) -> Tensor:
         """Return the gradient of v^T y in x, per sample, as coefficients of shape (n, n_coefficients)."""
@@ -47,15 +48,15 @@ class Surface(Protocol):
 
 
 def surface(model: nn.Module, n_inputs: int) -> Surface:
-    """Return the surface of a network, or of any module from float64 inputs of shape (n, n_inputs) to scores."""
+    """Return the attack interface of a network, or of any module from float64 inputs of shape (n, n_inputs) to scores."""
     return Slopes(model) if isinstance(model, LRRN) else ModuleSlopes(model, n_inputs)
 
 
 @final
 class Slopes:
-    """The output of a network and its derivatives in x, in float64.
+    """The output of a network and its derivatives with respect to x, in float64.
 
-    Every derivative is a combination of the rows of the first weight matrix, so it is handed around as its coefficients.
+    Every derivative is a linear combination of the rows of the first weight matrix, and is represented by its coefficients.
 
     Parameters
     ----------
@@ -121,7 +122,7 @@ class Slopes:
         return ((coefficients @ self._gram) * coefficients).sum(-1).clamp(min=0.0).sqrt()
 
     def spectral(self, jacobian: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the largest singular value of each Jacobian and the input direction it belongs to, of norm one."""
+        """Return the largest singular value of each Jacobian and its right singular vector, of norm one."""
         # J J^T is only d_L x d_L
         values, vectors = torch.linalg.eigh(jacobian @ self._gram @ jacobian.mT)
         direction = (vectors[..., -1:] * jacobian).sum(-2) @ self.first
@@ -130,7 +131,7 @@ class Slopes:
 
 @final
 class ModuleSlopes:
-    """The scores of any differentiable module and their gradients, which are their own coefficients.
+    """The scores of any differentiable module and their gradients. The coefficients are the gradients themselves.
 
     Parameters
     ----------
@@ -148,7 +149,7 @@ class ModuleSlopes:
         self.numbers = self.n_outputs * n_inputs
 
     def labels(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the largest scores' numbers; every one that is finite is to be trusted."""
+        """Return the indices of the largest scores; a label is reliable if its scores are finite."""
         scores = self._module(x)
         return scores.argmax(-1), scores.isfinite().all(-1)
 
@@ -164,7 +165,7 @@ class ModuleSlopes:
         return slope
 
     def gradient(self, coefficients: Tensor) -> Tensor:
-        """Return what was given."""
+        """Return the coefficients, which are the gradient."""
         return coefficients
 
     def lengths(self, coefficients: Tensor) -> Tensor:
@@ -180,7 +181,7 @@ def jacobian(of: Surface, z: Tensor) -> Tensor:
 
 
 def nearest_rivals(of: Surface, x: Tensor, label: Tensor) -> Tensor:
-    """Order the other outputs by how near the boundary to each looks from x, of shape (n, n_outputs - 1)."""
+    """Sort the other outputs by the linearised distance from x to their decision boundary, of shape (n, n_outputs - 1)."""
     z, y = of.outputs(x)
     slopes, row = jacobian(of, z), torch.arange(len(x), device=x.device)
     lead = y[row, label][:, None] - y
@@ -190,6 +191,6 @@ def nearest_rivals(of: Surface, x: Tensor, label: Tensor) -> Tensor:
 
 
 def normalised(v: Tensor) -> Tensor:
-    """Return rows of norm one; rows of zeros stay."""
+    """Scale rows to norm one; zero rows are unchanged."""
     size = row_norms(v)[..., None]
     return v / torch.where(size > 0, size, 1)

@@ -1,4 +1,4 @@
-"""Walks on a surface: steps of gradient ascent within a ball, and towards a decision boundary."""
+"""Building blocks of the attacks: projected gradient ascent within a ball, and steps towards a decision boundary."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lrrn.attacks.slopes import Surface, normalised
 from lrrn.qp import row_norms
 
 INSIDE = 1 - 1e-10
-"""Perturbations aim at this share of eps, so that rounding does not carry them outside."""
+"""Fraction of eps to which perturbations are projected, so that rounding does not make them larger than eps."""
 LOST = (0.5, 2.0, 8.0, 8.0, 8.0)
-"""Radii, in units of 1 + |x|, of the balls to start in at random where no walk arrived."""
+"""Radii, in units of 1 + |x|, of the balls for random starts where no linearised search succeeded."""
 
 
 @final
 class Walker:
-    """Moves perturbed inputs about: the parts that the attacks are made of. Shapes: x, delta (n, d_0); label (n,)."""
+    """Steps of the attacks on batches of perturbed inputs. Shapes: x, delta (n, d_0); label (n,)."""
 
     def __init__(self, of: Surface, box: tuple[Tensor, Tensor] | None) -> None:
         self.slopes, self._box = of, box
 
     def fooled(self, x: Tensor, label: Tensor) -> Tensor:
-        """Whether the label that is computed at x is another one, by a prediction like any other."""
+        """Whether an ordinary prediction at x gives another label."""
         if len(x) == 0:
             return torch.zeros_like(label, dtype=torch.bool)
         computed, trusted = self.slopes.labels(x)
@@ -39,13 +39,13 @@ class Walker:
         return torch.minimum(torch.maximum(x + delta, self._box[0]), self._box[1]) - x
 
     def inside(self, x: Tensor, delta: Tensor, reach: Tensor) -> Tensor:
-        """Return an allowed perturbation of norm at most ``reach``; scaling down towards x does not leave the box."""
+        """Project onto the ball of radius ``reach`` and the box; scaling down towards x does not leave the box."""
         delta = self.allowed(x, delta)
         size = row_norms(delta)
         return delta * (INSIDE * reach / torch.where(size > 0, size, 1)).clamp(max=1.0)[:, None]
 
     def random(self, x: Tensor, reach: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw perturbations within ``reach``, in directions that the first layer sees."""
+        """Draw perturbations within ``reach``, in the span of possible gradients (the rows of W_0 for a network)."""
         noise = torch.randn((len(x), self.slopes.n_coefficients), generator=generator, dtype=x.dtype).to(x.device)
         share = torch.rand(len(x), generator=generator, dtype=x.dtype).to(x.device)
         return self.inside(x, normalised(self.slopes.gradient(noise)) * (reach * share)[:, None], reach)
@@ -53,9 +53,9 @@ class Walker:
     def ascend(
         self, x: Tensor, label: Tensor, rival: Tensor | None, reach: Tensor, delta: Tensor, steps: int, first_step: float
     ) -> tuple[Tensor, Tensor]:
-        """Climb the lead of ``rival``, or of whichever leads, within ``reach``; return perturbations and which succeeded.
+        """Maximise the lead of ``rival``, or of the largest wrong output, within ``reach``; return perturbations and successes.
 
-        Steps decrease from ``first_step * reach`` to 0. A sample whose label has changed leaves the batch.
+        Steps decrease from ``first_step * reach`` to 0. A sample whose label has changed is removed from the batch.
         """
         result, hit = delta.clone(), torch.zeros_like(label, dtype=torch.bool)
         rows, z = torch.arange(len(x), device=x.device), None
@@ -78,7 +78,7 @@ class Walker:
         return result, hit
 
     def press(self, x: Tensor, label: Tensor, rival: Tensor, reach: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """Climb the lead of ``rival`` within ``reach`` to the end; return the perturbations that led most, and their leads."""
+        """Maximise the lead of ``rival`` within ``reach`` by all steps; return the best perturbations and their leads."""
         row = torch.arange(len(x), device=x.device)
         delta, z = torch.zeros_like(x), None
         best, most = delta.clone(), x.new_full((len(x),), -math.inf)
@@ -95,7 +95,7 @@ class Walker:
     def walk(self, x: Tensor, label: Tensor, rivals: Tensor, steps: int) -> Tensor:
         """Step to the linearised boundary to each of several rivals; return the smallest perturbations that changed a label.
 
-        Zero where none did. ``rivals`` has shape (n, m).
+        The result is zero where none did. ``rivals`` has shape (n, m).
         """
         n, m = rivals.shape
         owner = torch.arange(n, device=x.device).repeat_interleave(m)
@@ -121,7 +121,7 @@ class Walker:
         return best[pick]
 
     def shrink(self, x: Tensor, label: Tensor, delta: Tensor, halvings: int = 20) -> Tensor:
-        """Pull successful perturbations towards x by bisection, as far as the label stays changed."""
+        """Shrink successful perturbations towards x by bisection, as long as the label stays changed."""
         low, high = x.new_zeros(len(x)), x.new_ones(len(x))
         for _ in range(halvings):
             middle = 0.5 * (low + high)
@@ -130,11 +130,11 @@ class Walker:
         return delta * high[:, None]
 
     def _slope(self, z: Tensor, rival: Tensor, label: Tensor) -> Tensor:
-        """Coefficients of the gradient of a rival's lead over the right output."""
+        """Return the coefficients of the gradient of a rival's lead over the right output."""
         k = self.slopes.n_outputs
         return self.slopes.coefficients(z, (functional.one_hot(rival, k) - functional.one_hot(label, k)).to(z.dtype))
 
 
 def best_wrong(y: Tensor, label: Tensor) -> Tensor:
-    """Return which output is largest, the label left out."""
+    """Return the index of the largest output except that of the label."""
     return y.scatter(1, label[:, None], -math.inf).argmax(-1)
