@@ -1,4 +1,4 @@
-"""Learning: objectives, and the one loop that trains them all."""
+"""Learning: objectives, and the training loop that minimises them."""
 
 from lrrn.learning.losses import CrossEntropy, Margin, SquaredError
 from lrrn.learning.many import fit_many

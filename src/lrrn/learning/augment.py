@@ -1,4 +1,4 @@
-"""Small shifts of images, drawn anew at every step; a function of seed, step and sample only, on every device alike."""
+"""Data augmentation: small random shifts of images at every step, a function of seed, step and sample only, on all devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def image_side(n_features: int) -> int:
-    """Return the side of the square image that so many features make, or say that they make none."""
+    """Return the side length of a square image with this number of features; raise if there is none."""
     side = math.isqrt(n_features)
     if side * side != n_features:
         raise ValueError(f"shifts need samples that are square images; {n_features} features make none. Use shifts=0")
@@ -17,15 +17,15 @@ def image_side(n_features: int) -> int:
 
 
 def shifted(x: Tensor, rows: Tensor, moment: int | Tensor, seed: int, reach: int) -> Tensor:
-    """Return images moved by up to ``reach`` pixels up or down, left or right; zeros come in.
+    """Return images shifted by up to ``reach`` pixels vertically and horizontally, padded with zeros.
 
     Parameters
     ----------
     x : Tensor of shape (n, side * side)
     rows : int64 Tensor of shape (n,)
-        Numbers of the samples.
+        Indices of the samples.
     moment : int or int64 Tensor
-        Number of the step.
+        Index of the step.
     seed : int
     reach : int
     """
@@ -40,7 +40,7 @@ def shifted(x: Tensor, rows: Tensor, moment: int | Tensor, seed: int, reach: int
 
 
 def _mixed(key: Tensor) -> Tensor:
-    """Scramble 32-bit integers (two rounds of multiply and xor-shift), held in int64 so that every device does the same."""
+    """Hash 32-bit integers (two rounds of multiply and xor-shift). They are held in int64, so that all devices agree."""
     key = key & 0xFFFFFFFF
     key = ((key ^ (key >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     key = ((key ^ (key >> 15)) * 0x846CA68B) & 0xFFFFFFFF

@@ -12,9 +12,9 @@ from lrrn.runtime.lazy import lazy
 
 @final
 class Batches(Sequence[Tensor]):
-    """An order of samples, in parts of one size; the last may be smaller.
+    """Mini-batches of one epoch: an order of samples, split into batches of one size; the last may be smaller.
 
-    Parts are made when one is asked for: there are thousands of them, and captured steps read :attr:`full` alone.
+    Batches are created on access: there are thousands of them, and captured steps read only :attr:`full`.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Batches(Sequence[Tensor]):
 
     @property
     def full(self) -> Tensor:
-        """Those of full size, of shape (steps, size)."""
+        """All batches of full size, of shape (steps, size)."""
         steps = len(self._order) // self._size
         return self._order[: steps * self._size].view(steps, self._size)
 

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to continue to the same bits, in one atomically written file."""
+"""Checkpoints: the state with which a run continues bit for bit, in one file that is written atomically."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ KIND = "checkpoint"
 @final
 @dataclass
 class Position:
-    """Where a run stands.
+    """Progress of a training run.
 
     Attributes
     ----------
     stage : str
-        Which part of a fit this is, "pretrain" or "train".
+        Stage of the fit, "pretrain" or "train".
     epoch, step : int
-        Epochs completed, and steps completed in the present one.
+        Completed epochs, and completed steps of the current epoch.
     loss_sum, weight_sum : float
-        Running sums of the present epoch.
+        Running sums of the current epoch.
     samples, sweeps, missed : int
-        What the present epoch's solves reported so far.
+        Counts of the current epoch's solves: samples, sweeps, and solves that missed the tolerance.
     captured_sweeps : int
-        Sweeps of the solves of captured steps.
+        Sweeps per solve in captured steps.
     history : list of dict
-        One record an epoch.
+        One record per epoch.
     best_score : float or None
         Best validation score so far.
     best_epoch : int
-        Its epoch.
+        Epoch of the best score.
     """
 
     stage: str = "train"
@@ -67,12 +67,12 @@ def save(
     ----------
     path : path-like
     settings : dict
-        What must be equal for a run to be continued.
+        Values that must be equal in a run that resumes from this checkpoint.
     position : Position
     groups : dict of str to sequence of Tensor
-        Parameters and whatever else the run carries.
+        Parameters and other tensors of the run's state.
     optimizer : Optimizer
-        Its state goes along.
+        Its state is saved too.
     """
     tensors = {f"{name}/{i}": t for name, group in groups.items() for i, t in enumerate(group)}
     for index, state in optimizer.state_dict()["state"].items():
@@ -95,7 +95,7 @@ def restore(
     groups: dict[str, Sequence[Tensor]],
     optimizer: torch.optim.Optimizer,
 ) -> Position:
-    """Read a checkpoint into the tensors given, all of it or nothing.
+    """Load a checkpoint into the given tensors, either completely or not at all.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def _damaged(path: str | os.PathLike[str], what: str) -> storage.FileFormatError
 
 
 def _position(path: str | os.PathLike[str], header: Any) -> Position:
-    """Return where the run stands, after a look at the type of every entry."""
+    """Return the position of the run after checking the type of every entry."""
     stored = header.get("position") if isinstance(header, dict) else None
     if not isinstance(stored, dict):
         raise _damaged(path, "it does not say where the run stands")
@@ -159,7 +159,7 @@ def _position(path: str | os.PathLike[str], header: Any) -> Position:
 def _optimizer_state(
     path: str | os.PathLike[str], tensors: dict[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> dict[int, dict[str, Tensor]]:
-    """Return the optimiser's state: nothing before its first step, and after it everything."""
+    """Return the optimiser's state: empty before its first step, complete after it."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():

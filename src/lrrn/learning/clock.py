@@ -1,4 +1,4 @@
-"""Which rows a step takes, at what rate, and its number: told on the device, so that a graph of one step serves them all."""
+"""Rows, learning rate and index of each step, kept on the device, so that one CUDA graph can be replayed for all steps."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from torch import Tensor
 from lrrn.runtime.devices import has_kernels
 
 BLOCK = 256
-"""Rows that the kernel copies at a time."""
+"""Rows that the kernel copies per iteration."""
 
 
 @final
 class StepClock:
-    """An epoch's steps, one after the other.
+    """Counter of the steps of an epoch, with their rows and learning rates.
 
     Parameters
     ----------
     steps, batch_size : int
-        Of an epoch.
+        Steps of an epoch, and rows of a step.
     device : torch.device
 
     Attributes
     ----------
     rows : int64 Tensor of shape (batch_size,)
-        The samples of the step that :meth:`tick` announced.
+        Samples of the current step, set by :meth:`tick`.
     rate : float32 Tensor of shape ()
         Its learning rate.
     moment : int64 Tensor of shape ()
-        Its number, counted from the beginning of training.
+        Its index, counted from the beginning of training.
     """
 
     def __init__(self, steps: int, batch_size: int, device: torch.device) -> None:
         self._order = torch.zeros((steps, batch_size), dtype=torch.int64, device=device)
         self._rates = torch.zeros(steps, dtype=torch.float32, device=device)
-        # numbers of the next step, in the epoch and in all
+        # indices of the next step, in the epoch and in training
         self._next = torch.zeros(2, dtype=torch.int64, device=device)
         self.rows = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self.rate = torch.zeros((), dtype=torch.float32, device=device)
         self.moment = torch.zeros((), dtype=torch.int64, device=device)
 
     def begin(self, order: Tensor, rates: list[float], first: int, moment: int) -> None:
-        """Set out an epoch: the rows of its steps, of shape (steps, batch_size), their learning rates, and where to begin.
+        """Begin an epoch: the rows of its steps, of shape (steps, batch_size), their learning rates, and the first step.
 
-        ``moment`` is the number of the first step to take, counted from the beginning of training.
+        ``moment`` is the index of the first step to take, counted from the beginning of training.
         """
         self._order.copy_(order)
         self._rates.copy_(torch.tensor(rates))
         self._next.copy_(torch.tensor([first, moment]))
 
     def rewind(self) -> None:
-        """Go back to the first step of the epoch, to take it once more; numbers counted from the beginning go on."""
+        """Go back to the first step of the epoch, to repeat it; the index from the beginning of training continues."""
         self._next[0].zero_()
 
     def tick(self) -> None:
-        """Announce the next step; a launch takes longer than what it does here, so there is one where kernels run."""
+        """Advance to the next step. Launch overhead dominates, so on a device with kernels this is a single launch."""
         if has_kernels(self._order):
             arrays = (self._order, self._rates, self._next, self.rows, self.rate, self.moment)
             _kernels().tick[(1,)](*arrays, len(self.rows), BLOCK=BLOCK, num_warps=1)
@@ -69,14 +69,14 @@ class StepClock:
         self._next += 1
 
     def ahead(self) -> tuple[Tensor, Tensor]:
-        """Return the rows of the next step, or of the last, and its number, without going on."""
+        """Return the rows and the index of the next step, or of the last one at the end, without advancing."""
         at = self._next[:1].clamp(max=len(self._order) - 1)
         return self._order.index_select(0, at)[0], self._next[1]
 
 
 @cache
 def _kernels() -> Any:
-    """Import the kernel when it is first needed: Triton takes its time, and may be absent."""
+    """Import the kernel on first use: Triton is slow to import and may not be installed."""
     from lrrn.kernels.cuda import clock
 
     return clock

@@ -1,8 +1,8 @@
-"""Training steps as CUDA graphs, so that nothing waits for Python.
+"""Training steps as CUDA graphs, which avoid the overhead of Python and of launches.
 
-The solves of a captured step take a fixed number of sweeps and count on the device what they miss. Every so many steps the
-counts are looked at, and the number of sweeps goes up or down a ladder; graphs are kept for each rung. Before a rung is taken,
-it is tried on a batch without learning from it.
+The solves of a captured step take a fixed number of sweeps. The device counts the solves that miss the tolerance. At intervals
+the counts are read, and the number of sweeps is raised or lowered along the list ``LADDER``. Graphs are cached for each entry.
+Before a new number of sweeps is used, it is tested on a batch without an update.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from lrrn.network.policy import SolvePolicy
 from lrrn.qp import QPSolution
 
 LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
-"""Sweeps a phase may take; where the last are not enough, steps go the general way."""
+"""Possible numbers of sweeps per phase. If the largest does not suffice, training falls back to steps without graphs."""
 LOOKS = ((0, 8), (256, 64), (4096, 512))
-"""From which step of training on, and how many steps lie between two looks at the counts: weights change fast at first."""
+"""Pairs of a step of training and the interval, in steps, at which counts are read from there on. Weights change fast at
+first."""
 BURSTS = (64, 8, 1)
-"""Steps of a graph, the most that are wanted first: a launch is not free, least of all where many networks train at once."""
+"""Numbers of steps per graph, largest first. Larger graphs reduce launch overhead, above all where many networks train at
+once."""
 SHORT = 2e-3
-"""Share of samples above the aim from which on sweeps are too few."""
+"""Share of samples with a residual above the aim from which on the number of sweeps is raised."""
 SAFETY = 0.25
-"""The aim is at most this share of the tolerance, so that sweeps are added before anything misses it."""
+"""The aim is at most this fraction of the tolerance, so that sweeps are added before a solve misses the tolerance."""
 WARM_UP = 3
-"""Steps taken as they are before the first graph is captured: libraries allocate and kernels compile in them."""
+"""Steps without a graph before the first capture, in which libraries allocate memory and kernels are compiled."""
 
 STREAMS = 32
 """Size of torch's stream pool."""
@@ -40,19 +42,19 @@ STREAMS = 32
 _capturing = threading.Lock()
 _handing_out = threading.Lock()
 _streams: dict[tuple[int | None, int], tuple[threading.Lock, WeakSet[OwnStream]]] = {}
-"""The lock and the owners of every stream that was handed out, by device and handle."""
+"""The lock and the owners of every stream in use, by device and handle."""
 
 
 def until_look(moment: int) -> int:
-    """Return how many steps to take from a moment of training before the next look at the counts."""
+    """Return the number of steps from step ``moment`` of training until the counts are read next."""
     return next(steps for since, steps in reversed(LOOKS) if moment >= since)
 
 
 @final
 class OwnStream:
-    """A stream that no other network trains on, or, once all are in use, as few as possible.
+    """A CUDA stream that no other network uses, or, once all are in use, that as few as possible use.
 
-    What one thread puts on a stream that another captures would become part of the other's graph.
+    Work that one thread submits to a stream while another captures it would become part of the other's graph.
 
     Parameters
     ----------
@@ -62,7 +64,7 @@ class OwnStream:
     ----------
     stream : torch.cuda.Stream
     turn : Lock
-        To be held while anything is put on the stream: it keeps owners apart where there are several.
+        Must be held while work is submitted to the stream. It separates the owners of a shared stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -80,7 +82,7 @@ class OwnStream:
 
 @final
 class DeviceCounts:
-    """Adds up what solves report without waiting for it; an observer for :class:`SolvePolicy`.
+    """Accumulates the results of solves on the device, without synchronisation; an observer for :class:`SolvePolicy`.
 
     Parameters
     ----------
@@ -91,7 +93,7 @@ class DeviceCounts:
     Attributes
     ----------
     table : int64 Tensor of shape (4,)
-        Samples, sweeps, those that missed the tolerance and those above the aim.
+        Counts of samples, of sweeps, of samples that missed the tolerance and of samples above the aim.
     """
 
     def __init__(self, aim: float, device: torch.device) -> None:
@@ -105,7 +107,7 @@ class DeviceCounts:
         self.table += torch.stack([torch.ones_like(spent), spent, solution.status != 0, ~(relative <= limit)]).sum(1)
 
     def take(self) -> tuple[int, int, int, int]:
-        """Return the counts since the last call; waits for the device."""
+        """Return the counts since the last call; synchronises with the device."""
         samples, sweeps, missed, short = self.table.tolist()
         self.table.zero_()
         return samples, sweeps, missed, short
@@ -113,31 +115,31 @@ class DeviceCounts:
 
 @final
 class CapturedSteps:
-    """Runs of training steps on a CUDA device, some steps a launch.
+    """Training steps on a CUDA device, several per launch.
 
     Parameters
     ----------
     policy : SolvePolicy
-        How solves are done outside of graphs; here they take a fixed number of sweeps.
+        Policy of solves outside of graphs. In graphs, solves take a fixed number of sweeps.
     device : torch.device
     slopes : callable
-        Computes the gradients of a batch, given by two tensors, the row numbers and the number of the step, under a policy, and
-        returns the mean of losses.
+        Computes the gradients of a batch under a policy, and returns the mean loss. The batch is given by two tensors: the row
+        indices and the index of the step.
     update : callable
-        Changes the parameters, at the learning rate :attr:`rate`. Neither of the two may wait for the device.
+        Updates the parameters, at the learning rate :attr:`rate`. Neither callable may synchronise with the device.
     batch_size, steps : int
         Rows of a step, and steps of an epoch.
     aim : float
         Relative residual that nearly all solves should reach.
     sweeps : int, default=0
-        :attr:`sweeps` of a run to be continued.
+        :attr:`sweeps` of a run that is resumed.
 
     Attributes
     ----------
     rate : Tensor of shape ()
-        The learning rate of the present step.
+        The learning rate of the current step.
     sweeps : int
-        Sweeps of a solve; 0 as long as they have not been chosen.
+        Sweeps per solve; 0 before they are chosen.
     """
 
     def __init__(
@@ -165,15 +167,15 @@ class CapturedSteps:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the ladder has ended; what is missed then is missed for good."""
+        """Whether the number of sweeps cannot be raised further."""
         return self.sweeps == LADDER[-1]
 
     def begin(self, order: Tensor, rates: list[float], first: int, moment: int) -> None:
-        """Set out an epoch, as in :meth:`StepClock.begin`."""
+        """Begin an epoch, as in :meth:`StepClock.begin`."""
         self._clock.begin(order, rates, first, moment)
 
     def run(self, steps: int) -> tuple[float, tuple[int, int, int]]:
-        """Take some steps; return the sum of losses, and samples, sweeps and missed solves."""
+        """Take some steps; return the sum of losses, and the counts of samples, sweeps and missed solves."""
         with self._side_stream():
             if not self.sweeps:
                 self.sweeps = next((rung for rung in LADDER if self._suffices(rung)), LADDER[-1])
@@ -193,7 +195,7 @@ class CapturedSteps:
 
     @contextmanager
     def _side_stream(self) -> Iterator[None]:
-        """Work on a stream of our own, as capturing asks for, with solves that are counted on the device."""
+        """Switch to a separate stream, as capture requires, and count solves on the device."""
         outer = torch.cuda.current_stream(self._device)
         with self._own.turn:
             self._stream.wait_stream(outer)
@@ -211,16 +213,16 @@ class CapturedSteps:
         self._update()
 
     def graph(self, steps: int) -> torch.cuda.CUDAGraph:
-        """Return the graph of so many steps at the present number of sweeps."""
+        """Return the graph of this number of steps at the current number of sweeps."""
         if (self.sweeps, steps) not in self._graphs:
             graph = torch.cuda.CUDAGraph()
             others = next(iter(self._graphs.values()), None)
             pool = None if others is None else others.pool()
-            # other threads may be training other networks meanwhile, but not capturing; torch.cuda.graph would have them wait
-            # until the device is idle and all garbage is collected
+            # other threads may train other networks meanwhile, but must not capture. torch.cuda.graph is not used, since it
+            # synchronises the device and collects garbage, which would block those threads
             with _capturing:
                 if others is None:
-                    torch.cuda.empty_cache()  # what dead graphs still hold cannot be had while one is captured
+                    torch.cuda.empty_cache()  # memory of deleted graphs cannot be reused during capture
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     for _ in range(steps):
@@ -231,7 +233,7 @@ class CapturedSteps:
         return self._graphs[self.sweeps, steps]
 
     def _suffices(self, sweeps: int) -> bool:
-        """Try a number of sweeps on a batch of this epoch."""
+        """Test whether a number of sweeps suffices on a batch of this epoch, without an update."""
         self._slopes(*self._clock.ahead(), replace(self._policy, fixed_sweeps=sweeps))
         samples, _, _, short = self._counts.take()
         return short <= 0.5 * SHORT * samples

@@ -1,4 +1,4 @@
-"""Training on several ranks: what they add up after every step and at every checkpoint. One process alone does none of it."""
+"""Data-parallel training: all-reduce of gradients after every step, of counts at every checkpoint. No-op in one process."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from lrrn.runtime.ranks import Ranks
 
 @final
 class DataParallel:
-    """Keeps the ranks of a training run together.
+    """Synchronises the ranks of a data-parallel training run.
 
     Parameters
     ----------
     ranks : Ranks
     flat : FlatParameters
-        The network's; every rank holds the same values.
+        Parameters of the network; every rank holds the same values.
     """
 
     def __init__(self, ranks: Ranks, flat: FlatParameters) -> None:
         self._ranks, self._flat = ranks, flat
 
     def add_gradients(self, loss: float, stop: bool, save: bool) -> tuple[float, bool, bool]:
-        """Add gradients and parts of the loss up; stop if any rank is to, save if rank 0 is to. One message carries it all."""
+        """Sum gradients, losses and two flags over ranks in one all-reduce: any rank may stop, only rank 0 may save."""
         if not self._ranks.connected:
             return loss, stop, save
         remarks = self._flat.remarks
@@ -40,7 +40,7 @@ class DataParallel:
         return loss, stopping > 0, saving > 0
 
     def add_counts(self, counts: SolveCounts, position: Position) -> None:
-        """Move what this rank's solves reported since the last time into the position, added up over all ranks."""
+        """Sum the counts of solves since the last call over all ranks, add them to the position, and reset them."""
         counted = torch.tensor((counts.samples, counts.sweeps, counts.missed), device=self._flat.vector.device)
         self._ranks.add_up(counted)
         samples, sweeps, missed = counted.tolist()
@@ -50,7 +50,7 @@ class DataParallel:
         counts.samples = counts.sweeps = counts.missed = 0
 
     def complete(self, activations: Tensor | None, batches: Sequence[Tensor], which: slice) -> None:
-        """Give every rank the rows that others computed in some batches."""
+        """Exchange the rows of activations that ranks computed in some batches, so that every rank has all."""
         if activations is None or not self._ranks.connected:
             return
         parts = batches[which]
@@ -67,7 +67,7 @@ class DataParallel:
         activations[rows] = values
 
     def check_equal(self, epoch: int) -> None:
-        """Raise if the ranks no longer hold the same parameters."""
+        """Raise if the parameters of the ranks differ."""
         if not self._ranks.connected:
             return
         content = self._flat.vector.cpu().numpy().tobytes()

@@ -1,4 +1,4 @@
-"""A network's parameters in one vector while it is trained: one array for the compiled step, one tensor for the optimiser."""
+"""A network's parameters as one vector during training: one array for the compiled step, one tensor for the optimiser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lrrn.network import LRRN
 
 REMARKS = 3
-"""Numbers that go along with the derivatives: the loss, whether to stop, whether to save."""
+"""Count of extra numbers in the all-reduce of the gradient: the loss, whether to stop, whether to save."""
 
 
 @final
@@ -29,9 +29,9 @@ class FlatParameters:
     vector, gradient : Tensor of shape (p,)
         Values and derivatives.
     message : Tensor of shape (p + REMARKS,)
-        The derivatives and a few more numbers in one piece of memory, for ranks to add up in one go.
+        Buffer of the all-reduce: the gradient and the extra numbers, contiguous in memory.
     remarks : Tensor of shape (REMARKS,)
-        Those numbers.
+        The extra numbers.
     """
 
     def __init__(self, net: LRRN) -> None:
@@ -43,19 +43,19 @@ class FlatParameters:
         self._n_weights = len(net.W)
 
     def weights(self) -> list[Tensor]:
-        """Return the stretches of ``vector`` that hold trainable weights, for an optimiser."""
+        """Return the slices of ``vector`` with trainable weights, for an optimiser."""
         return self._stretches(0, self._n_weights)
 
     def biases(self) -> list[Tensor]:
-        """Return those that hold trainable biases."""
+        """Return the slices of ``vector`` with trainable biases."""
         return self._stretches(self._n_weights, len(self._parameters))
 
     def everything(self) -> list[Tensor]:
-        """Return those of all trainable parameters: one, unless some have ``requires_grad=False``."""
+        """Return the slices of all trainable parameters: one, unless some have ``requires_grad=False``."""
         return self._stretches(0, len(self._parameters))
 
     def _stretches(self, first: int, last: int) -> list[Tensor]:
-        """Merge neighbouring trainable parameters."""
+        """Return slices of ``vector``, with adjacent trainable parameters merged."""
         at, spans = 0, list[tuple[int, int]]()
         for i, p in enumerate(self._parameters):
             end = at + p.numel()
@@ -71,7 +71,7 @@ class FlatParameters:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Let the network's parameters live in the vector; afterwards each has memory of its own again."""
+        """Make the network's parameters views of the vector; afterwards each has its own memory again."""
         sizes = [p.numel() for p in self._parameters]
         with torch.no_grad():
             values, slopes = self.vector.split(sizes), self.gradient.split(sizes)
@@ -85,7 +85,7 @@ class FlatParameters:
                 p.data, p.grad = p.data.clone(), None
 
     def last_weights(self) -> tuple[Tensor, Tensor]:
-        """Return the stretches of ``vector`` and ``gradient`` that hold W_{L-1}."""
+        """Return the slices of ``vector`` and ``gradient`` that hold W_{L-1}."""
         start = sum(p.numel() for p in self._parameters[: self._n_weights - 1])
         end = start + self._parameters[self._n_weights - 1].numel()
         return self.vector[start:end], self.gradient[start:end]

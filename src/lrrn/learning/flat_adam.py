@@ -1,4 +1,4 @@
-"""Steps of Adam and AdamW on a CUDA device in one launch: torch's own leave a flat vector to a single block of threads."""
+"""Adam and AdamW on a CUDA device in one launch. torch's own versions process one vector with a single block of threads."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lrrn.learning.flat import FlatParameters
 from lrrn.runtime.devices import has_kernels
 
 BLOCK = 1024
-"""Parameters of one program."""
+"""Parameters per Triton program."""
 
 
 @final
 class FlatAdam:
-    """Takes the steps of an optimiser in its place.
+    """Replaces the ``step`` of an optimiser.
 
-    The optimiser goes on to own its state, which becomes views of vectors as long as that of the parameters: it can be saved,
-    and its own ``step`` may be called instead at any time. After ``load_state_dict`` this must be made anew.
+    The optimiser still owns its state, whose tensors become views of vectors of the length of the parameter vector. So it can
+    be saved, and its own ``step`` may be called instead at any time. Create a new instance after ``load_state_dict``.
 
     Parameters
     ----------
     optimizer : torch.optim.Adam or torch.optim.AdamW
-        For stretches of ``flat``, with the same rate, betas and eps in all groups. Weight decay is AdamW's.
+        For slices of ``flat``, with the same learning rate, betas and eps in all groups. Weight decay is decoupled (AdamW).
     flat : FlatParameters
     """
 
@@ -47,13 +47,13 @@ class FlatAdam:
 
     @staticmethod
     def applies(optimizer: torch.optim.Optimizer, flat: FlatParameters) -> bool:
-        """Whether this is Adam or AdamW, and the kernel takes the parameters."""
+        """Whether the optimiser is Adam or AdamW and the kernel supports the parameters."""
         adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
         return adam and flat.vector.dtype == torch.float32 and has_kernels(flat.vector)
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Change the parameters by their gradients."""
+        """Update the parameters by their gradients."""
         group, vector = self._optimizer.param_groups[0], self._flat.vector
         rate = group["lr"]
         rate = rate if isinstance(rate, Tensor) else vector.new_full((), rate)
@@ -66,7 +66,7 @@ class FlatAdam:
 
 @cache
 def _kernels() -> Any:
-    """Import the kernel when it is first needed: Triton takes its time, and may be absent."""
+    """Import the kernel on first use: Triton is slow to import and may not be installed."""
     from lrrn.kernels.cuda import adam
 
     return adam

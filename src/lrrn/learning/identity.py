@@ -1,4 +1,4 @@
-"""What makes a training run the one that a checkpoint belongs to."""
+"""Identity of a training run, which decides whether it may resume from a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from lrrn.network import LRRN
 from lrrn.runtime.storage import fingerprint
 
 NOT_PART = ("patience", "max_unconverged")
-"""Settings that a resumed run may change: they decide when to stop, not where a step leads."""
+"""Settings that a resumed run may change: they decide when to stop, but do not affect a step."""
 
 
 def identity(net: LRRN, objective: Objective, settings: Settings, data: Data, stage: str) -> dict[str, Any]:
-    """Describe a run by plain values that survive JSON: a run may continue another one's checkpoint if these are equal.
+    """Describe a run by JSON values. A run may resume from a checkpoint if these are equal.
 
     Parameters
     ----------
     net : LRRN
-        Only its structure counts: parameters are what the checkpoint holds.
+        Only its structure is used; the parameters are in the checkpoint.
     objective : Objective
-        By its class and, if it is a dataclass, its fields.
+        Described by its class and, if it is a dataclass, its fields.
     settings : Settings
     data : Data
-        By its shapes, types and a thousand of its rows.
+        Described by its shapes, dtypes and a thousand of its rows.
     stage : str
     """
     fields: dict[str, Any] = asdict(objective) if is_dataclass(objective) and not isinstance(objective, type) else {}
@@ -42,7 +42,7 @@ def identity(net: LRRN, objective: Objective, settings: Settings, data: Data, st
 
 
 def _plain(value: Any) -> Any:
-    """Return lists for tuples, as JSON has them, and text for what JSON does not have."""
+    """Convert to JSON types: tuples to lists, and unsupported values to strings."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

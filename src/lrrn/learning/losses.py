@@ -1,4 +1,4 @@
-"""Losses of the prediction: cross-entropy with a margin, cross-entropy, squared error; by implicit gradients."""
+"""Losses of the prediction, by implicit differentiation: cross-entropy with a margin, cross-entropy, squared error."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from lrrn.network.implicit import minimiser
 @final
 @dataclass(frozen=True)
 class Margin:
-    """Cross-entropy that asks for a margin, on an output layer with unit-norm rows: what certified radii are made of.
+    """Cross-entropy with a margin, on an output layer with unit-norm rows. It is meant for large certified radii.
 
-    The loss is T * CE((y - m onehot) / T). Rows of norm one keep the margin from growing with the output weights.
+    The loss is T * CE((y - m onehot) / T). Rows of norm one prevent the margin from growing with the output weights.
 
     Parameters
     ----------
     margin : float or (float, float), default=1.0
-        m, by how much the right score should lead; two numbers are where it begins and where it ends, growing evenly.
+        m, the lead that the right score should have. A pair gives the values at the beginning and at the end of training, with
+        linear interpolation between.
     temperature : float or (float, float), default=0.25
-        T, how soft the loss is; likewise.
+        T, the softness of the loss; likewise.
     adversarial_eps : float or (float, float), default=0.0
-        How far every input is moved before its loss is taken, in the direction in which that rises most steeply; likewise.
-        The direction is that of one step of an attack; there are no more.
+        Size of the adversarial perturbation of every training input, along the gradient of its loss; likewise. The attack has
+        one gradient step.
     """
 
     margin: float | tuple[float, float] = 1.0
@@ -52,7 +53,7 @@ class Margin:
                 raise ValueError(f"{name} must be a number, or a pair of where it begins and ends, {allowed}; got {given!r}")
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
-        """Predict through the implicit gradient and return the loss."""
+        """Predict with implicit differentiation and return the loss."""
         if self.adversarial_eps == 0:
             return self._loss(_scores(net, batch), batch)
         parameters = [p.detach().to(batch.x.dtype) for p in net.flat_parameters()]
@@ -72,13 +73,13 @@ class Margin:
         return (scores - margin * needed(batch.target)) / temperature
 
     def _attacked(self, net: LRRN, parameters: list[Tensor], energy: LiftedEnergy, batch: Batch) -> Batch:
-        """Move the inputs uphill; solves there start from the activations at the inputs themselves, which are not far."""
+        """Perturb the inputs along the gradient; solves there warm-start from the activations at the original inputs."""
         right = needed(batch.label)[:, None]
         with torch.enable_grad():
             x = batch.x.detach().requires_grad_(True)
             z = minimiser(net.energy_of, batch.policy, x, parameters, batch.start, energy)
             logits = self._logits(energy.output(x, z), batch)
-            # the loss is a growing function of this lead, whose slope does not vanish in float32 where the loss is small
+            # the loss is an increasing function of this lead, whose gradient does not vanish in float32 where the loss is small
             lead = logits.scatter(1, right, -math.inf).logsumexp(1) - logits.gather(1, right)[:, 0]
             (slope,) = torch.autograd.grad(lead.sum(), x)
         size = torch.linalg.vector_norm(slope, dim=1, keepdim=True)
@@ -87,14 +88,14 @@ class Margin:
 
     @torch.no_grad()
     def project(self, net: LRRN) -> None:
-        """Give every row of the output weights norm one."""
+        """Normalise every row of the output weights."""
         w = net.W[-1]
         w.div_(torch.linalg.vector_norm(w, dim=1, keepdim=True).clamp_(min=torch.finfo(w.dtype).tiny))
 
 
 @final
 class CrossEntropy:
-    """Cross-entropy of the scores, through the implicit gradient."""
+    """Cross-entropy of the scores, by implicit differentiation."""
 
     capturable = of_prediction = True
 
@@ -105,7 +106,7 @@ class CrossEntropy:
 
 @final
 class SquaredError:
-    """Half the squared distance of the prediction from the target, through the implicit gradient."""
+    """Half the squared distance of the prediction from the target, by implicit differentiation."""
 
     capturable = of_prediction = True
 
@@ -115,7 +116,7 @@ class SquaredError:
 
 
 def _at(value: float | tuple[float, float], progress: float | Tensor) -> float | Tensor:
-    """Return a number, or what lies between two of them that far along."""
+    """Return a number, or the linear interpolation of a pair at ``progress``."""
     if isinstance(value, tuple):
         begin, end = value
         return begin + (end - begin) * progress

@@ -1,7 +1,7 @@
-"""Many small networks at once: seeds, folds, points of a grid.
+"""Train many small networks concurrently: seeds, folds, points of a grid.
 
-Each network trains in a thread of its own. On a CUDA device its steps are launched as graphs on a stream of its own, and steps
-of small networks leave most of the device idle, so those of other networks run beside them. On the CPU the kernels release the
+Each network trains in its own thread. On a CUDA device its steps are launched as graphs on its own stream. Steps of a small
+network leave most of the device idle, so those of other networks run concurrently. On the CPU, the kernels release the global
 interpreter lock.
 """
 
@@ -17,7 +17,7 @@ from lrrn.network import LRRN
 from lrrn.runtime.threads import workers
 
 MOST_ON_DEVICE = 8
-"""Networks that train at a time on a CUDA device: more of them wait for each other in Python, and are no faster in all."""
+"""Maximum number of networks that train concurrently on a CUDA device: more contend for Python and increase no throughput."""
 
 
 def fit_many(
@@ -28,18 +28,19 @@ def fit_many(
     resume: bool = False,
     at_once: int | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Train several networks side by side; each ends as if it had been trained alone, to the bit.
+    """Train several networks concurrently. Each result is bitwise equal to that of training alone.
 
     Parameters
     ----------
     trainers : sequence of Trainer
-        One for each network, each with objective, settings and, if wanted, checkpoint of its own.
+        One for each network, each with its own objective, settings and optional checkpoint.
     data : Data or sequence of Data
-        What to learn from: the same for all, or one for each trainer.
+        Training data: the same for all, or one for each trainer.
     validate, resume
         As in :meth:`Trainer.fit`; ``validate`` is called from several threads.
     at_once : int, optional
-        How many to train at a time. Default: ``MOST_ON_DEVICE`` on a CUDA device, elsewhere as many as there are threads.
+        Number of networks that train concurrently. Default: ``MOST_ON_DEVICE`` on a CUDA device, elsewhere the number of
+        threads.
 
     Returns
     -------
@@ -49,8 +50,8 @@ def fit_many(
     Raises
     ------
     Exception
-        What the first that failed raised; the others have been trained to their end. On Ctrl-C each stops after the step, or
-        the captured steps, it is at and leaves its checkpoint, if it has one.
+        The exception of the first trainer that failed; the others complete their training first. On Ctrl-C each stops after
+        its current step, or its current captured steps, and writes its checkpoint, if it has one.
     """
     parts = [data] * len(trainers) if isinstance(data, Data) else list(data)
     if len(parts) != len(trainers):

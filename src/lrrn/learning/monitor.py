@@ -1,4 +1,4 @@
-"""Watching a training run: solves that fail, energies that blow up, Hessians that become ill conditioned."""
+"""Monitoring of a training run: failed solves, diverging energies, ill-conditioned Hessians."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lrrn.qp import QPSolution
 
 
 class DivergenceError(ArithmeticError):
-    """Training cannot go on; the message names the epoch, the layer and what to change."""
+    """Training has diverged. The message names the epoch, the layer and a remedy."""
 
 
 @final
 @dataclass
 class SolveCounts:
-    """Adds up what the solves of an epoch report; an observer for :class:`SolvePolicy`."""
+    """Accumulates the results of an epoch's solves; an observer for :class:`SolvePolicy`."""
 
     samples: int = 0
     sweeps: int = 0
@@ -41,15 +41,15 @@ class SolveCounts:
 
 
 def weight_norms(net: LRRN, vectors: list[Tensor], iterations: int) -> list[float]:
-    """Return :func:`layer_norms` as numbers."""
+    """Return :func:`layer_norms` as Python floats."""
     return [float(norm) for norm in layer_norms(net, vectors, iterations)]
 
 
 @torch.no_grad()
 def layer_norms(net: LRRN, vectors: list[Tensor], iterations: int) -> list[Tensor]:
-    """Estimate every layer's spectral norm by power iteration, from below; ``vectors`` are kept between calls.
+    """Estimate every layer's spectral norm from below by power iteration; ``vectors`` persist between calls.
 
-    For monitoring and control only: a certificate never uses these.
+    For monitoring and control only. Certificates do not use these estimates.
     """
     norms = []
     for w, v in zip(net.W, vectors, strict=True):
@@ -62,7 +62,7 @@ def layer_norms(net: LRRN, vectors: list[Tensor], iterations: int) -> list[Tenso
 
 
 def start_vectors(net: LRRN) -> list[Tensor]:
-    """Return fixed start vectors for :func:`weight_norms`, one a layer."""
+    """Return fixed start vectors for :func:`weight_norms`, one per layer."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(w.shape[1], generator=generator).to(w) for w in net.W]
 
@@ -82,7 +82,7 @@ def condition_number(net: LRRN) -> float:
 def check_health(
     net: LRRN, epoch: int, loss: float, counts: SolveCounts, condition: float, norms: list[float], max_unconverged: float
 ) -> None:
-    """Raise :class:`DivergenceError` if training has gone astray.
+    """Raise :class:`DivergenceError` if training has diverged.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def check_health(
     loss : float
         Mean loss of the epoch.
     counts : SolveCounts
-        What the epoch's solves reported.
+        Counts of the epoch's solves.
     condition : float
         Condition number of H.
     norms : list of float

@@ -1,7 +1,7 @@
-"""What a network is trained for: small callables from a network and a batch to a loss per sample.
+"""Training objectives: callables from a network and a batch to a loss per sample.
 
-The energy objectives rest on the envelope theorem: their gradient is that of energies at fixed activations. The others
-differentiate the prediction through the implicit gradient. Any callable of the same form is an objective.
+The energy objectives use the envelope theorem: their gradient is that of energies at fixed activations. The others
+differentiate the prediction by implicit differentiation. Any callable of the same form is an objective.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from lrrn.qp import BoxQP, QPSolution
 
 @dataclass
 class Batch:
-    """What an objective sees of some samples.
+    """A mini-batch, as passed to an objective.
 
     Attributes
     ----------
     x : Tensor of shape (n, d_0)
         Inputs.
     target : Tensor of shape (n, d_L) or None
-        Target vectors: one-hot labels, or the values to regress. Rows without a label are zero.
+        Target vectors: one-hot labels or regression targets. Rows without a label are zero.
     label : int64 Tensor of shape (n,) or None
-        Class numbers, -1 for "not labelled".
+        Class indices, -1 for unlabelled samples.
     start : Tensor of shape (n, dim) or None
-        Stacked activations of the free phase to start from.
+        Stacked activations for a warm start of the free phase.
     activations : Tensor of shape (n, dim) or None
-        Set by the objective: the stacked activations of the free phase it found.
+        Set by the objective: the stacked activations of its solution of the free phase.
     progress : float or Tensor of shape ()
-        How much of training is done, from 0 to 1.
+        Completed share of training, from 0 to 1.
     policy : SolvePolicy
-        How the trainer wants phases to be solved; its observer counts solves. Pass it to ``net(batch.x, batch.policy)``.
+        The trainer's policy for the solves; its observer counts them. Pass it to ``net(batch.x, batch.policy)``.
     """
 
     x: Tensor
@@ -54,7 +54,7 @@ class Batch:
     policy: SolvePolicy = field(default=SolvePolicy(), repr=False)
 
     def select(self, rows: Tensor) -> None:
-        """Keep some rows of ``x`` and ``target``, which were those of all samples."""
+        """Restrict ``x`` and ``target``, which hold all samples, to some rows."""
         self.x = self.x.index_select(0, rows)
         self.target = None if self.target is None else self.target.index_select(0, rows)
 
@@ -62,9 +62,9 @@ class Batch:
 class Objective(Protocol):
     """A loss.
 
-    It may also have a method ``project(net)``, called before training and after every step, and attributes: ``capturable``,
-    that neither of the two ever waits for a CUDA device, so that a graph can hold them; ``of_prediction``, that the loss
-    depends on the prediction alone, so that solves need not go further than a prediction's.
+    It may also have a method ``project(net)``, called before training and after every step, and two boolean attributes.
+    ``capturable``: neither the loss nor ``project`` synchronises with a CUDA device, so that a CUDA graph can contain them.
+    ``of_prediction``: the loss depends on the prediction alone, so that the solver tolerance of a prediction suffices.
     """
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
@@ -86,9 +86,9 @@ class EnergyTerm:
     phases : list of (sign, blocks)
         Activations and the factor of their energy.
     rows : Tensor, optional
-        The samples of the batch it is about; all of them if not given.
+        The samples of the batch that the term applies to; all of them if not given.
     share : Tensor of shape (len(rows),), optional
-        A factor on each of them, already in ``value``.
+        A factor on each of them, already included in ``value``.
     """
 
     energy: LiftedEnergy
@@ -108,22 +108,22 @@ class EnergyTerm:
 
 
 class EnergyObjective(ABC):
-    """An objective made of energies at fixed activations: the envelope theorem makes their derivatives its own.
+    """An objective that is a sum of energies at fixed activations. By the envelope theorem, its derivatives are theirs.
 
-    Calling it gives losses for autograd; the trainer takes :meth:`terms` directly, which saves half of a small step.
+    A call returns losses for autograd. The trainer uses :meth:`terms` directly, which saves half the time of a small step.
 
     Attributes
     ----------
     signs : (float, float) or None
-        Factors on the free and on the clamped energy, if a weighted sum of the two is all there is to the objective: then the
-        trainer may compute it by a compiled step.
+        Factors on the free and on the clamped energy, if the objective is a weighted sum of these two. Then the trainer may
+        compute it by a compiled step.
     """
 
     signs: ClassVar[tuple[float, float] | None] = None
 
     @abstractmethod
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
-        """Infer what is needed and return the energies to add up."""
+        """Solve the necessary phases and return the energies to sum."""
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Return the loss of each sample, differentiable in the parameters."""
@@ -131,7 +131,7 @@ class EnergyObjective(ABC):
 
 
 def total(terms: Sequence[EnergyTerm], n: int) -> Tensor:
-    """Add up the values of terms per sample, of shape (n,)."""
+    """Sum the values of terms per sample, of shape (n,)."""
     losses = terms[0].value if terms[0].rows is None else terms[0].value.new_zeros(n)
     for term in terms[1:] if terms[0].rows is None else terms:
         losses = losses + term.value if term.rows is None else losses.index_add(0, term.rows, term.value)
@@ -139,7 +139,7 @@ def total(terms: Sequence[EnergyTerm], n: int) -> Tensor:
 
 
 def total_gradients(terms: Sequence[EnergyTerm], weight: Tensor) -> list[Tensor]:
-    """Add up the derivatives of terms, each sample counted with its weight."""
+    """Sum the derivatives of terms, weighted per sample."""
     gradients = terms[0].gradients(weight)
     for term in terms[1:]:
         gradients = [a + b for a, b in zip(gradients, term.gradients(weight), strict=True)]
@@ -148,7 +148,7 @@ def total_gradients(terms: Sequence[EnergyTerm], weight: Tensor) -> list[Tensor]
 
 @final
 class _FixedEnergies(torch.autograd.Function):
-    """Known values, and the closed-form derivatives that belong to them."""
+    """Autograd function with precomputed values and closed-form derivatives."""
 
     @staticmethod
     def forward(ctx: Any, terms: Sequence[EnergyTerm], x: Tensor, *_: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class Contrastive(EnergyObjective):
     capturable = True
 
     def terms(self, net: LRRN, batch: Batch) -> list[EnergyTerm]:
-        """Infer the free phase, then the clamped phase from there."""
+        """Infer the free phase, then the clamped phase with a warm start from it."""
         energy = net.energy_now()
         qp, free = _free(energy, batch)
         return [_gap_term(batch.policy, energy, batch.x, needed(batch.target), qp, free)]
@@ -207,17 +207,17 @@ class Contrastive(EnergyObjective):
 @final
 @dataclass(frozen=True)
 class SemiSupervised(EnergyObjective):
-    """Contrastive on labelled samples plus ``weight`` times the free energy on all; optionally learns from its own labels.
+    """Contrastive loss on labelled samples plus ``weight`` times the free energy on all; optionally with self-training.
 
     Parameters
     ----------
     weight : float, default=0.0001
         lambda, the weight of the free energy.
     self_training : float, default=0.0
-        Weight of the contrastive gap of unlabelled samples towards the class they are predicted to have, once that prediction
-        leads by more than ``confidence``.
+        Weight of the contrastive loss of unlabelled samples with their predicted class as pseudo-label, where the margin of
+        the prediction is above ``confidence``.
     confidence : float, default=0.5
-        Targets are one-hot, so a lead of one is certainty.
+        Margin above which a prediction is a pseudo-label. Targets are one-hot, so a margin of one is a perfect fit.
     """
 
     weight: float = 0.0001
@@ -256,7 +256,7 @@ def _free_term(energy: LiftedEnergy, x: Tensor, free: QPSolution, weight: float)
 
 
 def _gap_term(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor, target: Tensor, qp: BoxQP, free: QPSolution) -> EnergyTerm:
-    """E(zhat) - E(z*), given the free phase and its solution."""
+    """Return the term E(zhat) - E(z*), given the free phase and its solution."""
     clamped_qp = energy.clamp(qp, target)
     clamped = policy.solve(clamped_qp, "clamped phase", free.z[:, : clamped_qp.dim])
     up = _clamped_blocks(energy, clamped.z, target)
@@ -287,7 +287,7 @@ def _clamped_blocks(energy: LiftedEnergy, z: Tensor, target: Tensor) -> list[Ten
 
 
 def needed(value: Tensor | None) -> Tensor:
-    """Return what an objective cannot do without, or raise."""
+    """Return a tensor that an objective requires; raise if it is None."""
     if value is None:
         raise ValueError("this objective needs targets y, and none were given")
     return value

@@ -1,4 +1,4 @@
-"""Progress of a long run: a bar with rate and remaining time on a terminal, silence in a pipe, JSON lines in a file."""
+"""Progress of a long run: a bar with rate and remaining time on a terminal, no output to a pipe, JSON lines in a log file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lrrn.runtime.storage import write_bytes, write_error
 
 @final
 class ProgressBar:
-    """Counts samples; shows nothing unless wanted and standard error is a terminal."""
+    """Progress bar that counts samples; shown only if enabled and standard error is a terminal."""
 
     def __init__(self, wanted: bool, label: str, total: int, done: int) -> None:
         console = Console(stderr=True)
@@ -40,7 +40,7 @@ class ProgressBar:
             self._bar.advance(self._task, samples)
 
     def note(self, text: str) -> None:
-        """Show a few words beside the bar."""
+        """Show a text beside the bar."""
         if not self._bar.disable:
             self._bar.update(self._task, note=text)
 
@@ -54,7 +54,7 @@ class ProgressBar:
 
 @final
 class JsonLines:
-    """A log with one JSON object a line; a resumed run first rewrites it to where it continues."""
+    """Log with one JSON object per line. A resumed run first rewrites it with the records up to its checkpoint."""
 
     def __init__(self, path: str | os.PathLike[str] | None, history: Sequence[dict[str, Any]]) -> None:
         self._path = None if path is None else Path(path)
@@ -62,7 +62,7 @@ class JsonLines:
             write_bytes(self._path, "".join(json.dumps(record) + "\n" for record in history).encode())
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add a line."""
+        """Append a line."""
         if self._path is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Learning rates as functions of how far training has got; stateless, so that a resumed run is the same run."""
+"""Learning-rate schedules as functions of the progress of training; stateless, so that a resumed run is identical."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 Schedule = Callable[[float], float]
-"""From the share of training done, in [0, 1], to a factor on the learning rate."""
+"""From the completed share of training, in [0, 1], to a factor on the learning rate."""
 
 
 def constant(progress: float) -> float:
@@ -15,12 +15,12 @@ def constant(progress: float) -> float:
 
 
 def cosine(progress: float) -> float:
-    """Fall from one to zero along half a cosine."""
+    """Decrease from one to zero along half a cosine."""
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def one_cycle(progress: float, rise: float = 0.3, start: float = 0.04, end: float = 4e-6) -> float:
-    """Rise from ``start`` to one, then fall to ``end``, both along half a cosine (Smith's one-cycle policy)."""
+    """Increase from ``start`` to one, then decrease to ``end``, both along half a cosine (Smith's one-cycle policy)."""
     if progress < rise:
         return start + (1 - start) * 0.5 * (1 - math.cos(math.pi * progress / rise))
     return end + (1 - end) * 0.5 * (1 + math.cos(math.pi * (progress - rise) / (1 - rise)))
@@ -30,7 +30,7 @@ SCHEDULES: dict[str | None, Schedule] = {None: constant, "cosine": cosine, "one_
 
 
 def schedule(name: str | None) -> Schedule:
-    """Look a schedule up by name."""
+    """Return a schedule by name."""
     if name not in SCHEDULES:
         raise ValueError(f"unknown schedule {name!r}; use one of {', '.join(map(repr, SCHEDULES))}")
     return SCHEDULES[name]

@@ -1,4 +1,4 @@
-"""What to learn from, and how."""
+"""Training data and training settings."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from lrrn.learning.schedules import schedule
 @final
 @dataclass(frozen=True)
 class Data:
-    """What to learn from, all on one device.
+    """Training data, all on one device.
 
     Parameters
     ----------
     x : Tensor of shape (n, d_0)
     target : Tensor of shape (n, d_L), optional
-        One-hot labels or values to regress.
+        One-hot labels or regression targets.
     label : int64 Tensor of shape (n,), optional
-        Class numbers, -1 for "not labelled".
+        Class indices, -1 for unlabelled samples.
     weight : Tensor of shape (n,), optional
-        Sample weights; they are used as given, so let them average one.
+        Sample weights. They are not normalised; their mean should be one.
     """
 
     x: Tensor
@@ -38,7 +38,7 @@ class Data:
 @final
 @dataclass(frozen=True)
 class Settings:
-    """How to train.
+    """Training settings.
 
     Parameters
     ----------
@@ -50,22 +50,23 @@ class Settings:
     weight_decay : float, default=0.0
         lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
     decoupled_weight_decay : float, default=0.0
-        AdamW's, on all weights (not on biases).
+        Decoupled weight decay of AdamW, on all weights (not on biases).
     max_weight_norm : float, optional
-        Cap on the spectral norm of the hidden weights, which keeps H well conditioned.
+        Upper bound on the spectral norm of the hidden weights, which keeps H well conditioned.
     tol : float, optional
-        Tolerance of the solves; by default that of the dtype, and on towards a much tighter one while that is cheap.
+        Tolerance of the solves. By default that of the dtype; solves continue to a much tighter one while that is cheap.
     max_sweeps : int, default=1000
     shifts : int, default=0
-        Move every image, a square one, by up to so many pixels each way, at random in every step.
+        Data augmentation for square images: random shifts by up to this many pixels in each direction, at every step.
     reuse_activations : bool, default=False
-        Start every solve from the sample's activations in the previous epoch.
+        Warm-start every solve from the sample's activations in the previous epoch.
     patience : int, optional
-        With a validation score: stop after this many epochs without a new best, and return to the best.
+        Early stopping, with a validation score: stop after this many epochs without a new best score, and restore the best
+        parameters.
     max_unconverged : float, default=0.01
         Share of an epoch's solves that may miss the tolerance before training stops with an error.
     seed : int, default=0
-        Seeds the order of the samples.
+        Seed of the order of the samples.
     """
 
     optimizer: str = "sgd"

@@ -1,4 +1,4 @@
-"""What one training step does: the gradients of a batch, then the update."""
+"""One training step: the gradients of a batch, then the update."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from lrrn.network.solution import ignore_failures
 from lrrn.qp import DEFAULT_TOL
 
 AIM = {torch.float64: 1e-8, torch.float32: 4e-6}
-"""How far solves go while they make progress, unless ``tol`` is set. The two phases of contrastive learning differ by little,
-and by less as training goes on: at the tolerance of a prediction their difference drowns in the error of the solves. A loss of
-the prediction has no such difference, and its solves are content with that tolerance."""
+"""Relative residual to which solves continue while they make progress, unless ``tol`` is set. The two phases of contrastive
+learning differ by little, and by less as training goes on. At the tolerance of a prediction, the error of the solves would
+dominate their difference. A loss of the prediction has no such difference, so that tolerance suffices."""
 
 
 @final
 class Step:
-    """Steps of one network towards one objective.
+    """Training steps of one network for one objective.
 
     Parameters
     ----------
@@ -36,17 +36,17 @@ class Step:
     objective : Objective
     settings : Settings
     flat : FlatParameters
-        The network's; attached while steps are taken.
+        Parameters of the network; attached during training.
 
     Attributes
     ----------
     optimizer : torch.optim.Optimizer
     vectors : list of Tensor
-        Where power iterations for the cap on weight norms stand.
+        Vectors of the power iterations for ``max_weight_norm``.
     activations : Tensor of shape (n, dim) or None
-        Where solves start from, sample by sample.
+        Warm starts of the solves, per sample.
     backend : str
-        Name of the backend that took the last step.
+        Name of the backend of the last step.
     """
 
     def __init__(self, net: LRRN, objective: Objective, settings: Settings, flat: FlatParameters) -> None:
@@ -61,14 +61,14 @@ class Step:
 
     @property
     def aim(self) -> float:
-        """Relative residual that solves go on to while they make progress."""
+        """Relative residual to which solves continue while they make progress."""
         if self._settings.tol is not None:
             return self._settings.tol
         of_prediction = getattr(self._objective, "of_prediction", False)
         return (DEFAULT_TOL if of_prediction else AIM)[self._net.W[0].dtype]
 
     def check(self, data: Data) -> None:
-        """Raise if these samples cannot be learnt from, and make room for their activations."""
+        """Raise if the data are unsuitable for training; allocate memory for their activations."""
         if len(data) == 0:
             raise ValueError("there are no samples to learn from")
         if self._settings.shifts:
@@ -83,7 +83,7 @@ class Step:
             self._adam = FlatAdam(self.optimizer, self._flat)
 
     def policy(self, observer: Observer) -> SolvePolicy:
-        """Return how solves of training are done."""
+        """Return the policy of the solves in training."""
         return SolvePolicy(self._net.solver, self._settings.tol, self.aim, self._settings.max_sweeps, None, observer)
 
     def set_rate(self, rate: float | Tensor) -> None:
@@ -94,7 +94,7 @@ class Step:
     def gradients(
         self, data: Data, rows: Tensor, moment: int | Tensor, total_steps: int, n: int, policy: SolvePolicy
     ) -> float | Tensor:
-        """Set the gradients of some rows' part of the mean over ``n`` samples, and return that part of the loss.
+        """Set the gradients of the contribution of some rows to the mean loss over ``n`` samples; return this contribution.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class Step:
         rows : int64 Tensor
             Samples to use, on the device of the data.
         moment, total_steps : int
-            Number of this step, and of all steps of training.
+            Index of this step, and total number of steps of training.
         n : int
             Samples of the whole batch.
         policy : SolvePolicy
@@ -127,7 +127,7 @@ class Step:
     def _batch(
         self, data: Data, rows: Tensor, moment: int | Tensor, total_steps: int, select: bool, policy: SolvePolicy
     ) -> tuple[Batch, Tensor | None]:
-        """Return what the objective sees of some rows, and their weights; x and target are those of all unless ``select``."""
+        """Return the batch of some rows, and their weights; without ``select``, x and target hold all samples."""
         # backends that read rows do not read labels
         label = None if self._backends[0].reads_rows else data.label
         x, target = data.x, data.target
@@ -138,22 +138,22 @@ class Step:
         )
         if self._settings.shifts:
             x = shifted(x, rows, moment, self._settings.seed, self._settings.shifts)
-        # energies do not change with progress, and on a device even a division takes its time
+        # energies do not depend on progress, and on a device even a division costs a launch
         progress = 0.0 if isinstance(self._objective, EnergyObjective) else moment / total_steps
         return Batch(x, target, label, start, progress=progress, policy=policy), weight
 
     def _readable(self, data: Data) -> bool:
-        """Whether backends may read the rows of the data themselves."""
+        """Whether backends may gather the rows of the data themselves."""
         return not self._settings.shifts and all(part is None or part.is_contiguous() for part in (data.x, data.target))
 
     def update(self) -> None:
-        """Change the parameters by their gradients."""
+        """Update the parameters by their gradients."""
         if self._settings.weight_decay:
             # lambda |W_{L-1}|_F^2
             weights, slope = self._last
             slope.add_(weights, alpha=2 * self._settings.weight_decay)
         if self._settings.optimizer == "sgd":
-            # what torch's step does, without what it does around it: a tenth of a small step
+            # same update as torch's step, without its overhead, which is a tenth of a small step
             rate = self.optimizer.param_groups[0]["lr"]
             for stretch in self.optimizer.param_groups[0]["params"]:
                 if isinstance(rate, Tensor):
@@ -167,7 +167,7 @@ class Step:
         self.project()
 
     def project(self) -> None:
-        """Keep what must hold after every step: the objective's own constraint, and the cap on weight norms."""
+        """Project the parameters onto the constraints: that of the objective, and the bound on weight norms."""
         project = getattr(self._objective, "project", None)
         if project is not None:
             project(self._net)
@@ -178,7 +178,7 @@ class Step:
                     w.mul_((cap / norm).clamp(max=1))
 
     def capturable(self, data: Data) -> bool:
-        """Whether a graph can hold a step: on a CUDA device, with solves and an objective that never wait for it."""
+        """Whether a CUDA graph can contain a step: on a CUDA device, with solves and an objective that never synchronise."""
         return (
             data.x.is_cuda
             and bool(getattr(self._objective, "capturable", False))
@@ -188,7 +188,7 @@ class Step:
         )
 
     def captured(self, data: Data, sweeps: int) -> CapturedSteps:
-        """Return the graphs of steps on full batches, beginning with so many sweeps."""
+        """Return the CUDA graphs of steps on full batches, initially with this number of sweeps."""
         size = self._settings.batch_size
         total_steps = self._settings.epochs * -(-len(data) // size)
 

@@ -1,4 +1,4 @@
-"""The one training loop: batches, optimiser, schedule, callbacks, checkpoints, divergence, progress."""
+"""The training loop: batches, optimiser, schedule, callbacks, checkpoints, divergence, progress."""
 
 from __future__ import annotations
 
@@ -47,28 +47,29 @@ class Trainer:
     net : LRRN
         The network.
     objective : Objective
-        What to minimise.
+        Loss to minimise.
     settings : Settings
-        How.
+        Training settings.
     stage : str, default="train"
-        Name of this run within a longer fit; checkpoints carry it.
+        Name of this run within a longer fit; stored in checkpoints.
     callbacks : sequence of callables
         Called after each epoch with the trainer and the epoch's record; one that returns True ends training.
     checkpoint : path-like, optional
-        Where to keep the state of the run: after every epoch, every ``checkpoint_seconds`` and on Ctrl-C.
+        File for the state of the run, written after every epoch, every ``checkpoint_seconds`` and on Ctrl-C.
     checkpoint_seconds : float, default=60
         Time between checkpoints within an epoch.
     log : path-like, optional
-        File for one JSON record an epoch.
+        File for one JSON record per epoch.
     verbose : bool, default=False
         Show progress, if standard error is a terminal.
     history : sequence of dict
-        Records of an earlier stage, to be continued.
+        Records of an earlier stage, to which this run appends.
 
     Notes
     -----
-    Inside :func:`lrrn.runtime.ranks.joined` every rank takes a part of each batch and an all-reduce adds up their gradients, so
-    that all hold the same parameters. Rank 0 alone validates, calls the callbacks and writes, and broadcasts the outcome.
+    Inside :func:`lrrn.runtime.ranks.joined`, training is data parallel: every rank processes a part of each batch, and an
+    all-reduce sums their gradients, so that all hold the same parameters. Only rank 0 validates, calls the callbacks and writes
+    files; it broadcasts the outcome.
     """
 
     def __init__(
@@ -104,12 +105,12 @@ class Trainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """What turns gradients into steps."""
+        """The optimiser of the run."""
         return self._step.optimizer
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One record an epoch."""
+        """One record per epoch."""
         return self.position.history
 
     def fit(self, data: Data, validate: Callable[[LRRN], float] | None = None, resume: bool = False) -> list[dict[str, Any]]:
@@ -118,11 +119,11 @@ class Trainer:
         Parameters
         ----------
         data : Data
-            What to learn from.
+            Training data.
         validate : callable, optional
-            From the network to a score, higher is better; called after each epoch.
+            From the network to a validation score, higher is better; called after each epoch.
         resume : bool, default=False
-            Continue from the checkpoint if there is one.
+            Resume from the checkpoint if there is one.
 
         Returns
         -------
@@ -155,12 +156,12 @@ class Trainer:
         return self.history
 
     def interrupt(self) -> None:
-        """Have a fit that is under way in another thread end after the step or the captured steps it is at, as Ctrl-C does."""
+        """Stop a fit that runs in another thread after its current step or captured steps, as Ctrl-C does."""
         self._interrupted = True
 
     @contextmanager
     def _captures(self, data: Data) -> Iterator[None]:
-        """Take captured steps where that can be; their graphs, memory and stream are given up in the end."""
+        """Use captured steps where possible; release their graphs, memory and stream at the end."""
         if self._step.capturable(data) and not self._ranks.connected:
             self._captured = self._step.captured(data, self.position.captured_sweeps)
         try:
@@ -198,7 +199,7 @@ class Trainer:
         bar: ProgressBar,
         identity: dict[str, Any],
     ) -> None:
-        """Take the steps of an epoch that have a full batch, until the graph's sweeps are not enough."""
+        """Take the steps of an epoch that have a full batch, as long as the sweeps of the graphs suffice."""
         position, settings, n_steps = self.position, self.settings, len(batches)
         whole = len(batches.full)
         before = position.epoch * n_steps
@@ -224,7 +225,7 @@ class Trainer:
         self._step.set_rate(rates[-1])
 
     def _note_steps(self, steps: int, loss: float, n: int, counts: SolveCounts, bar: ProgressBar) -> None:
-        """Account for some steps with this sum of losses over ``n`` samples."""
+        """Update position and progress bar after some steps with this sum of losses over ``n`` samples."""
         position = self.position
         position.loss_sum += loss
         position.weight_sum += n
@@ -236,11 +237,11 @@ class Trainer:
 
     @property
     def _due(self) -> bool:
-        """Whether it is time for a checkpoint."""
+        """Whether a checkpoint is due."""
         return self.checkpoint is not None and time.monotonic() - self._saved > self.checkpoint_seconds
 
     def _keep(self, batches: Sequence[Tensor], counts: SolveCounts, identity: dict[str, Any], stop: bool) -> None:
-        """Write a checkpoint in the middle of an epoch, and end there if asked to."""
+        """Write a checkpoint within an epoch, and stop there if ``stop`` is set."""
         self._parallel.add_counts(counts, self.position)
         self._parallel.complete(self._step.activations, batches, slice(self._shared, self.position.step))
         self._shared = self.position.step
@@ -270,7 +271,7 @@ class Trainer:
         lines: JsonLines,
         identity: dict[str, Any],
     ) -> bool:
-        """Record the epoch, look after its health, and say whether training should end."""
+        """Record the epoch, check for divergence, and return whether training should end."""
         position = self.position
         loss = position.loss_sum / position.weight_sum
         counts.samples, counts.sweeps, counts.missed = position.samples, position.sweeps, position.missed
@@ -319,7 +320,7 @@ class Trainer:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def _order(self, n: int) -> Tensor:
-        """Return the samples' order in the present epoch, a function of seed, stage and epoch only."""
+        """Return the order of samples in the current epoch, a function of seed, stage and epoch only."""
         stage = sum(ord(letter) for letter in self.position.stage)
         seed = (self.settings.seed * 1_000_003 + self.position.epoch) * 1_000_003 + stage
         return torch.randperm(n, generator=torch.Generator().manual_seed(seed % 2**63))
@@ -338,11 +339,11 @@ class Trainer:
     def _save(self, identity: dict[str, Any]) -> None:
         path = self.checkpoint
         if path is not None:
-            # a full disk stops all ranks, not the one that writes
+            # an error such as a full disk must stop all ranks, not only the one that writes
             self._ranks.on_main(lambda: checkpoint.save(path, identity, self.position, self._carried(), self.optimizer))
 
     def _resume(self, identity: dict[str, Any]) -> bool:
-        """Continue from the checkpoint, which rank 0 reads for all; return whether there is one."""
+        """Resume from the checkpoint, which rank 0 reads for all ranks; return whether there is one."""
         path = self.checkpoint
 
         def read() -> Position | None:
@@ -368,7 +369,7 @@ class Trainer:
 
     @property
     def _out_of_patience(self) -> bool:
-        """Whether early stopping has ended the run; a resumed one then stays ended."""
+        """Whether early stopping has ended the run; a resumed run then ends at once."""
         position, patience = self.position, self.settings.patience
         if patience is None or position.best_score is None or position.step > 0:
             return False
@@ -376,7 +377,7 @@ class Trainer:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Turn the first Ctrl-C into a stop at the next step's end, after a checkpoint; the second one is immediate."""
+        """Handle Ctrl-C: the first stops after the current step and a checkpoint, the second stops immediately."""
         if self.checkpoint is None or threading.current_thread() is not threading.main_thread():
             yield
             return
