@@ -1,4 +1,4 @@
-"""What the three estimators share: checking input, preparing data, training, inferring in chunks."""
+"""Base class of the three estimators: validation of input, preparation of data, training, inference in chunks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from lrrn.runtime.threads import blas_threads
 
 Array = NDArray[Any]
 CHUNK_UNITS = 2**22
-"""Numbers held at once per layer when inferring: samples are taken in chunks of this size over the widest layer."""
+"""Numbers per layer held in memory during inference: a chunk has ``CHUNK_UNITS`` / (width of the widest layer) samples."""
 
 
 class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
-    """Interface of the estimators; subclasses are leaves that add parameters and targets."""
+    """Base class of the estimators; concrete subclasses add parameters and targets."""
 
-    # parameters that every leaf has
+    # parameters of every concrete subclass
     hidden_sizes: tuple[int, ...]
     beta: float | tuple[float, ...]
     gamma: float
@@ -79,14 +79,14 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     _optimizer_state: dict[str, Any] | None
 
     def _store(self, given: dict[str, Any]) -> None:
-        """Keep the parameters of a constructor, its ``locals()``, as attributes of the same names, as scikit-learn asks for."""
+        """Store constructor parameters, given as ``locals()``, as attributes of the same names, as scikit-learn requires."""
         for name in self._get_param_names():
             setattr(self, name, given[name])
 
     # --- preparing ----------------------------------------------------------------------------------------------------
 
     def _features(self, X: ArrayLike) -> Array:
-        """Check X for inference on a fitted estimator; a memory map chunk by chunk, so that it need not fit into memory."""
+        """Validate X for inference on a fitted estimator; a memory map in chunks, since it may not fit into memory."""
         check_is_fitted(self, "network_")
         if mapped(X) is None or np.ndim(X) != 2 or len(cast(Array, X)) == 0:
             return self._checked(X)
@@ -101,7 +101,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         return cast(Array, validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
 
     def _begin(self, X: Array, n_outputs: int, beta: Any, output_constraint: Any) -> tuple[int, torch.device]:
-        """Set up scaling, device, seed and network for a fit; return seed and device. No outputs: hidden layers only."""
+        """Set up scaling, device, seed and network for a fit; return seed and device. Zero outputs mean hidden layers only."""
         self._check_parameters()
         device = choose_device(self.device)
         self._optimizer_state = None
@@ -131,7 +131,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError("resume=True needs checkpoint to name the file to continue from")
 
     def _fit_scaling(self, X: Array) -> None:
-        """Centre every feature and divide by one common scale, so that balls stay balls and radii translate exactly."""
+        """Centre every feature and divide by one common scale, so that balls remain balls and radii scale by one factor."""
         self.offset_in_, self.scale_in_ = np.zeros(X.shape[1]), 1.0
         if self.standardize:
             self.offset_in_ = X.mean(axis=0, dtype=np.float64)
@@ -139,7 +139,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
             self.scale_in_ = spread if spread > 0 else 1.0
 
     def _scaled(self, X: Array, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return rows of X as the network sees them."""
+        """Return rows of X scaled for the network."""
         if not self.standardize:
             return torch.as_tensor(np.require(X, requirements=["C", "W"])).to(device=device, dtype=dtype)
         scaled = (X.astype(np.float64) - self.offset_in_) / self.scale_in_
@@ -174,7 +174,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         validate: Callable[[LRRN], float] | None = None,
         pretrain: Settings | None = None,
     ) -> None:
-        """Pretrain if asked to, train, and set the attributes that tell how it went."""
+        """Pretrain if requested, train, and set the fitted attributes."""
         settings = self._settings(seed)
         options: dict[str, Any] = {"checkpoint": self.checkpoint, "log": self.log, "verbose": self.verbose > 0}
         options["callbacks"] = self.callbacks
@@ -189,7 +189,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         self._set_history(trainer.fit(data, validate, resume=resume))
 
     def _pass_over(self, objective: Objective, data: Data) -> None:
-        """Train for one epoch at a constant rate, continuing with the optimiser's state of the last call."""
+        """Train for one epoch at a constant learning rate, with the optimiser's state from the last call."""
         history = getattr(self, "history_", [])
         settings = self._settings(self._seed + len(history), epochs=1, schedule=None, patience=None)
         trainer = Trainer(self.network_, objective, settings)
@@ -208,11 +208,11 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def chunk_rows_(self) -> int:
-        """How many samples are inferred at once. What comes out depends on it in the last bit, if at all."""
+        """Number of samples per chunk of inference. It affects results at most in the last bit."""
         return max(1, CHUNK_UNITS // max(self.network_.sizes))
 
     def _chunks(self, X: Array) -> Iterator[Tensor]:
-        """Yield rows of X as float64 tensors on the network's device, a chunk at a time."""
+        """Yield chunks of X as float64 tensors on the network's device."""
         device = self.network_.W[0].device
         with blas_threads(1):
             for start in range(0, len(X), self.chunk_rows_):
@@ -221,21 +221,21 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
                 release(chunk)
 
     def _over_chunks(self, X: ArrayLike, work: Callable[[Tensor], Tensor]) -> Array:
-        """Apply ``work`` to X chunk by chunk and join the results as a NumPy array."""
+        """Apply ``work`` to X in chunks and concatenate the results as a NumPy array."""
         parts = [work(x).cpu().numpy() for x in self._chunks(self._features(X))]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _columns(self, X: ArrayLike, work: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Array]:
-        """Apply ``work`` to X chunk by chunk and join every column of the results as a NumPy array."""
+        """Apply ``work`` to X in chunks and concatenate every column of the results as a NumPy array."""
         parts = [{name: column.cpu().numpy() for name, column in work(x).items()} for x in self._chunks(self._features(X))]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _infer(self, x: Tensor, y: Tensor | None = None, on_failure: str | None = None) -> Solution:
-        """Infer in float64: what predictions and certificates both rest on."""
+        """Infer in float64. Predictions and certificates use the same solve."""
         return self.network_.infer(x, y, max_sweeps=self.max_sweeps, on_failure=on_failure or self.on_failure)
 
     def _radius_in(self, radius: Tensor, x: Tensor) -> Tensor:
-        """Turn radii in the network's units into radii in the units of X; the rounding of the scaling is taken off."""
+        """Convert radii from the network's units to the units of X, minus the rounding error of the scaling."""
         if not self.standardize:
             return radius
         offset = float(np.linalg.norm(self.offset_in_)) / self.scale_in_
@@ -243,7 +243,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         return (radius - rounding).clamp(min=0.0) * (self.scale_in_ * (1 - 4 * EPS))
 
     def energy(self, X: ArrayLike) -> Array:
-        """Return the free energy min_z E(z; x) of each sample: low for familiar inputs, high for strange ones.
+        """Return the free energy min_z E(z; x) of each sample: low in distribution, high for out-of-distribution inputs.
 
         Parameters
         ----------
@@ -256,9 +256,9 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         return self._over_chunks(X, lambda x: self._infer(x).energy)
 
     def energy_interval(self, X: ArrayLike, eps: float) -> tuple[Array, Array]:
-        """Return the range each sample's energy is proven to stay in for perturbations of Euclidean norm at most ``eps``.
+        """Return certified bounds on each sample's energy under perturbations of Euclidean norm at most ``eps``.
 
-        It holds for what :meth:`energy` computes, solver error and rounding included.
+        They hold for the values that :meth:`energy` computes, solver error and rounding included.
 
         Parameters
         ----------
@@ -281,7 +281,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         return lower, upper
 
     def _reach(self, eps: float, x: Tensor) -> float:
-        """Turn a perturbation in the units of X into the network's; the scaling of X rounds too, here and there."""
+        """Convert a perturbation size from the units of X to the network's, plus the rounding error of scaling both inputs."""
         if not self.standardize:
             return eps
         offset = float(np.linalg.norm(self.offset_in_)) / self.scale_in_
@@ -301,7 +301,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 def split_off_validation(
     n: int, fraction: float, seed: int, strata: Array | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split row numbers into training and validation, by class where there are enough of each."""
+    """Split row indices into training and validation sets, stratified by class where there are enough of each."""
     from sklearn.model_selection import train_test_split
 
     rows = np.arange(n)

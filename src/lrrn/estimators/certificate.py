@@ -1,4 +1,4 @@
-"""What one solve says about samples: labels, margins, certified radii and energies, as arrays."""
+"""Results of one solve per sample, as arrays: labels, margins, certified radii and energies."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lrrn.estimators._base import Array
 @final
 @dataclass(frozen=True, eq=False)
 class SampleCertificate:
-    """Labels, and how far each is guaranteed.
+    """Labels and their certified radii.
 
     Attributes
     ----------
     prediction : array of shape (n_samples,)
         Labels, as ``predict`` returns them.
     margin : array of shape (n_samples,)
-        By how much the label leads, as computed: over the second largest score, or against the threshold of an energy model.
+        Computed margin: largest minus second largest score, or the distance from the threshold of an energy model.
     radius : array of shape (n_samples,)
         In the units of X: the label cannot change for any perturbation of smaller Euclidean norm. 0 where nothing is certified,
         in particular where the solve did not converge.
@@ -32,7 +32,7 @@ class SampleCertificate:
     converged : bool array of shape (n_samples,)
         Whether the solve met its tolerance.
     method : str
-        How the radii were derived.
+        Method that derived the radii.
     """
 
     prediction: Array
@@ -48,7 +48,7 @@ class SampleCertificate:
         Parameters
         ----------
         y : array of shape (n_samples,)
-            Right labels.
+            True labels.
         eps : float
             Size of the perturbation, in the units of X; 0 gives the plain accuracy.
         """
@@ -59,15 +59,15 @@ class SampleCertificate:
 @final
 @dataclass(frozen=True, eq=False)
 class RegressionCertificate:
-    """Predictions, and how far each can move.
+    """Predictions and their certified intervals.
 
     Attributes
     ----------
     prediction : array of shape (n_samples,) or (n_samples, n_targets)
         As ``predict`` returns them.
     intervals : dict from float to (lower, upper)
-        For every size of perturbation, in the units of X: arrays of the shape of ``prediction`` between which predictions stay;
-        infinite where the solve did not converge.
+        For every size of perturbation, in the units of X: certified bounds on the predictions, as arrays of the shape of
+        ``prediction``; infinite where the solve did not converge.
     energy : array of shape (n_samples,)
         Free energies, as ``energy`` returns them.
     converged : bool array of shape (n_samples,)

@@ -17,7 +17,7 @@ from lrrn.qp import DEFAULT_TOL
 
 
 class CertifiedLabels(LiftedEstimator):
-    """Mixin of an estimator whose labels are the network's largest outputs, or those of least class energy."""
+    """Mixin for an estimator that predicts the largest output of the network, or the label of least class energy."""
 
     objective: str
     classes_: Array
@@ -27,18 +27,18 @@ class CertifiedLabels(LiftedEstimator):
     ) -> SampleCertificate:
         """Return labels, margins, certified radii and energies of samples, all from one solve.
 
-        The radii hold for the labels :meth:`predict` computes, solver error and rounding included, at every perturbed input
-        whose solve converges. Where one does not, :meth:`predict` warns, or refuses with ``on_failure="raise"``.
+        The radii hold for the labels that :meth:`predict` computes, solver error and rounding included, at every perturbed
+        input whose solve converges. Where it does not, :meth:`predict` warns, or raises with ``on_failure="raise"``.
 
         Parameters
         ----------
         X : array of shape (n_samples, n_features)
         method : {"auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local"}, default="auto"
-            As in :func:`lrrn.certify`; labels predicted by class energies are certified by those.
+            As in :func:`lrrn.certify`. Labels predicted by class energies are certified by bounds on these energies.
         seconds : float, optional
-            Budget for the constants that all samples share, as in :func:`lrrn.certify`.
+            Time budget for the constants common to all samples, as in :func:`lrrn.certify`.
         target_radius : float, optional
-            As in :func:`lrrn.certify`, in the units of X: "local" saves most of its time where larger radii are of no use.
+            As in :func:`lrrn.certify`, in the units of X. It saves most of the time of "local" if larger radii are of no use.
 
         Returns
         -------
@@ -66,7 +66,7 @@ class CertifiedLabels(LiftedEstimator):
                 "margin": certificate.margin,
                 "radius": self._radius_in(certificate.radius, x),
                 "energy": free.energy,
-                # every class energy is a solve of its own
+                # every class energy has its own solve
                 "converged": free.converged & certificate.error_bound.isfinite() if by_energy else free.converged,
             }
 
@@ -82,7 +82,7 @@ class CertifiedLabels(LiftedEstimator):
         Parameters
         ----------
         X, method, seconds, target_radius
-            As in :meth:`certificate`, which has the labels too.
+            As in :meth:`certificate`, which returns the labels too.
 
         Returns
         -------
@@ -91,7 +91,7 @@ class CertifiedLabels(LiftedEstimator):
         return self.certificate(X, method, seconds, target_radius).radius
 
     def certified_score(self, X: ArrayLike, y: ArrayLike, eps: float, method: str = "auto") -> float:
-        """Return the share of samples that are classified correctly under every perturbation of Euclidean norm ``eps``.
+        """Return the certified accuracy: the share of samples classified correctly and certified for norm ``eps``.
 
         Parameters
         ----------

@@ -49,13 +49,13 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     hidden_sizes : tuple of int, default=(64, 64)
         Widths of the hidden layers.
     objective : str, default="contrastive"
-        "contrastive" (the paper's), "margin" (asks for a margin you set), "cross_entropy", "squared_error", "class_energy"
-        (the paper's class-specific energies; predicts the label of least energy), or "semi_supervised" (contrastive plus free
-        energy; y = -1 means not labelled).
+        Training objective: "contrastive" (the paper's loss), "margin" (cross-entropy with the margin ``margin``),
+        "cross_entropy", "squared_error", "class_energy" (the paper's class-specific energies; predicts the label of least
+        energy), or "semi_supervised" (contrastive loss plus free energy; y = -1 means unlabelled).
     beta : float or tuple of float, default=1.0
-        Weights of the reconstruction terms; a number stands for (beta, ..., beta, 0).
+        Weights of the reconstruction terms; a single number means (beta, ..., beta, 0).
     gamma : float, default=1/8
-        Discount of later layers.
+        Discount factor: layer k is weighted by gamma^k.
     constraint : {"free", "nonneg", "box"} or (lo, hi), default="nonneg"
         Set of the hidden activations.
     init : {"glorot", "orthogonal", "uniform"}, default="glorot"
@@ -68,55 +68,56 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     weight_decay : float, default=5e-5
         lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
     decoupled_weight_decay : float, default=0.0
-        AdamW's, on all weights; needs optimizer="adamw".
+        Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw".
     margin, temperature : float or (float, float), default=0.3 and 0.1
-        Of the margin objective: how far the right score should lead, and how soft the loss is; a pair is where it begins and
-        where it ends.
+        For the margin objective: the lead that the right score should have, and the softness of the loss. A pair gives the
+        values at the beginning and at the end of training.
     adversarial_eps : float or (float, float), default=0.0
-        Of the margin objective: how far every input is moved, uphill in its loss, before that is learnt from, in the units of X
-        as the network sees it (after ``standardize``); a pair is where it begins and where it ends. A step takes about twice as
-        long.
+        Adversarial training, for the margin objective: size of a one-step perturbation of every training input along the
+        gradient of its loss, in the units of X after ``standardize``. A pair gives the values at the beginning and at the end
+        of training. A step takes about twice as long.
     free_energy_weight : float, default=0.0001
         Weight of the free energy in the semi-supervised objective.
     self_training : float, default=1.0
-        Weight, in the semi-supervised objective, of unlabelled samples whose own prediction leads by ``confidence``; 0 leaves
-        them to the free energy alone. Labelled samples are repeated so that they make up half of what is seen.
+        Self-training, for the semi-supervised objective: weight of unlabelled samples with their prediction as pseudo-label,
+        where its margin is above ``confidence``. With 0, only the free energy uses them. Labelled samples are oversampled to
+        half of the training data.
     confidence : float, default=0.3
-        Lead a prediction needs to count as a label.
+        Margin above which a prediction is a pseudo-label.
     pretrain_epochs : int, default=0
         Epochs of unsupervised training (free energy) before the supervised ones.
     pretrain_learning_rate : float, default=0.005
-        Learning rate of those.
+        Learning rate of the unsupervised training.
     max_weight_norm : float, optional
-        Cap on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
+        Upper bound on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
     class_weight : dict or "balanced", optional
         Weights of the classes.
     standardize : bool, default=False
         Centre every feature and divide by one common scale; radii stay in the units of X.
     early_stopping : bool, default=False
-        Hold ``validation_fraction`` of the data back, stop after ``n_iter_no_change`` epochs without a better accuracy there,
-        and return to the best.
+        Hold out ``validation_fraction`` of the data, stop after ``n_iter_no_change`` epochs without a better validation
+        accuracy, and restore the best parameters.
     validation_fraction : float, default=0.1
     n_iter_no_change : int, default=10
     shifts : int, default=0
-        For square images: move each by up to so many pixels each way, at random in every step.
+        Data augmentation for square images: random shifts by up to this many pixels in each direction, at every step.
     reuse_activations : bool, default=False
-        Start solves from the previous epoch's activations.
+        Warm-start solves from the activations of the previous epoch.
     tol, max_sweeps
-        Of the solves during training; predictions use float64 and its default tolerance.
+        Tolerance and maximum sweeps of the solves during training; predictions use float64 and its default tolerance.
     on_failure : {"warn", "raise"}, default="warn"
-        What predictions and energies do if a sample's solve does not converge: issue a ConvergenceWarning, or raise
-        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges; with "raise"
-        there is no other prediction.
+        Behaviour of predictions and energies if a sample's solve does not converge: issue a ConvergenceWarning, or raise
+        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges. With "raise",
+        no prediction is returned otherwise.
     dtype : {"float32", "float64"}, default="float32"
         Type of the parameters.
     device : {"auto", "cpu", "cuda"}, default="auto"
     checkpoint : path-like, optional
-        File that keeps the state of the run; Ctrl-C leaves it too.
+        File for the state of the run, written at regular intervals and on Ctrl-C.
     resume : bool, default=False
-        Continue from ``checkpoint`` if it exists.
+        Resume from ``checkpoint`` if it exists.
     log : path-like, optional
-        File for one JSON record an epoch.
+        File for one JSON record per epoch.
     callbacks : tuple of callables, default=()
         Called after each epoch with the trainer and the epoch's record; one that returns True ends training.
     random_state : int, RandomState or None, default=None
@@ -133,7 +134,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     loss_curve_ : list of float
         Mean loss of each epoch.
     history_ : list of dict
-        More of each epoch: seconds, sweeps, condition number, weight norms.
+        One record per epoch: also seconds, sweeps, condition number, weight norms.
     n_iter_ : int
         Number of epochs.
     n_features_in_ : int
@@ -213,7 +214,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         ----------
         X : array of shape (n_samples, n_features)
         y : array of shape (n_samples,)
-            Labels; -1 means "not labelled" for the semi-supervised objective.
+            Labels; -1 means unlabelled for the semi-supervised objective.
         sample_weight : array of shape (n_samples,), optional
 
         Returns
@@ -229,7 +230,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         validate = None
         rows = np.arange(len(features))
         if self.early_stopping:
-            # samples without a label cannot be scored, so they all stay
+            # unlabelled samples cannot be scored, so all of them remain in the training set
             known = np.flatnonzero(label != UNLABELLED)
             kept, held = split_off_validation(len(known), self.validation_fraction, seed, label[known])
             rows, held = np.union1d(np.flatnonzero(label == UNLABELLED), known[kept]), known[held]
@@ -249,14 +250,14 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> LRRNClassifier:
-        """Make one pass over some samples, continuing from where the last call stopped; the learning rate stays constant.
+        """Train for one epoch on some samples, continuing from the last call, at a constant learning rate.
 
         Parameters
         ----------
         X : array of shape (n_samples, n_features)
         y : array of shape (n_samples,)
         classes : array of shape (n_classes,), optional
-            All labels there will be; needed in the first call.
+            All labels that may occur in later calls; required in the first call.
         sample_weight : array of shape (n_samples,), optional
 
         Returns
@@ -316,7 +317,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     # --- predicting ---------------------------------------------------------------------------------------------------
 
     def _scores(self, x: Tensor, on_failure: str | None = None) -> Tensor:
-        """Return a score per class, of shape (n, n_classes); the largest one is the prediction."""
+        """Return a score per class, of shape (n, n_classes); the prediction is the class of the largest score."""
         if self.objective != "class_energy":
             return self._infer(x, on_failure=on_failure).output
         n_classes = len(self.classes_)
@@ -337,7 +338,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         Returns
         -------
         array of shape (n_samples, n_classes), or (n_samples,) for two classes
-            For two classes the score of the second minus that of the first.
+            For two classes, the score of the second minus that of the first.
         """
         scores = self._over_chunks(X, self._scores)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores

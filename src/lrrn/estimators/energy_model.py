@@ -1,4 +1,4 @@
-"""A scikit-learn transformer and outlier detector that learns the energy of familiar data."""
+"""A scikit-learn transformer and outlier detector (out-of-distribution detection) based on the free energy."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from lrrn.qp import DEFAULT_TOL
 
 @final
 class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, LiftedEstimator):  # type: ignore[misc]
-    """Unsupervised lifted network: the free energy of an input says how familiar it is, its activations describe it.
+    """Unsupervised lifted network: the free energy of an input is its outlier score, and its activations are features.
 
-    The energy is not normalised: it orders inputs, but exp(-energy) is no density, and energies of different models do not
-    compare.
+    The energy is low for in-distribution inputs and high for out-of-distribution inputs. It is not normalised: it ranks inputs,
+    but exp(-energy) is not a density, and energies of different models are not comparable.
 
     Parameters
     ----------
     hidden_sizes : tuple of int, default=(32, 32)
-        Widths of the layers; the last one is what :meth:`transform` returns.
+        Widths of the layers; :meth:`transform` returns the activations of the last.
     beta : float or tuple of float, default=1.0
-        Weights of the reconstruction terms; a number stands for (beta, ..., beta).
+        Weights of the reconstruction terms; a single number means (beta, ..., beta).
     gamma : float, default=1/8
-        Discount of later layers.
+        Discount factor: layer k is weighted by gamma^k.
     constraint : {"free", "nonneg", "box"} or (lo, hi), default="nonneg"
         Set of the activations of every layer.
     contamination : float, default=0.1
-        Share of the training data to call outliers, in (0, 0.5].
+        Share of the training data to classify as outliers, in (0, 0.5].
     init : {"glorot", "orthogonal", "uniform"}, default="glorot"
         Initial weights.
     optimizer : {"sgd", "adam", "adamw"}, default="adam"
@@ -50,35 +50,35 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
     weight_decay : float, default=0.0
         lambda: the loss has lambda * |W_{L-1}|_F^2 added.
     decoupled_weight_decay : float, default=0.0
-        AdamW's, on all weights; needs optimizer="adamw".
+        Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw".
     max_weight_norm : float, optional
-        Cap on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
+        Upper bound on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
     standardize : bool, default=False
         Centre every feature and divide by one common scale; energies are those of the scaled data.
     early_stopping : bool, default=False
-        Hold ``validation_fraction`` of the data back, stop after ``n_iter_no_change`` epochs without a lower energy there, and
-        return to the best.
+        Hold out ``validation_fraction`` of the data, stop after ``n_iter_no_change`` epochs without a lower validation energy,
+        and restore the best parameters.
     validation_fraction : float, default=0.1
     n_iter_no_change : int, default=10
     shifts : int, default=0
-        For square images: move each by up to so many pixels each way, at random in every step.
+        Data augmentation for square images: random shifts by up to this many pixels in each direction, at every step.
     reuse_activations : bool, default=False
-        Start solves from the previous epoch's activations.
+        Warm-start solves from the activations of the previous epoch.
     tol, max_sweeps
-        Of the solves during training; predictions use float64 and its default tolerance.
+        Tolerance and maximum sweeps of the solves during training; predictions use float64 and its default tolerance.
     on_failure : {"warn", "raise"}, default="warn"
-        What predictions and energies do if a sample's solve does not converge: issue a ConvergenceWarning, or raise
-        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges; with "raise"
-        there is no other prediction.
+        Behaviour of predictions and energies if a sample's solve does not converge: issue a ConvergenceWarning, or raise
+        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges. With "raise",
+        no prediction is returned otherwise.
     dtype : {"float32", "float64"}, default="float32"
         Type of the parameters.
     device : {"auto", "cpu", "cuda"}, default="auto"
     checkpoint : path-like, optional
-        File that keeps the state of the run; Ctrl-C leaves it too.
+        File for the state of the run, written at regular intervals and on Ctrl-C.
     resume : bool, default=False
-        Continue from ``checkpoint`` if it exists.
+        Resume from ``checkpoint`` if it exists.
     log : path-like, optional
-        File for one JSON record an epoch.
+        File for one JSON record per epoch.
     callbacks : tuple of callables, default=()
         Called after each epoch with the trainer and the epoch's record; one that returns True ends training.
     random_state : int, RandomState or None, default=None
@@ -90,13 +90,13 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
     network_ : LRRN
         The trained network.
     offset_ : float
-        Score below which a sample is called an outlier.
+        Score below which a sample is classified as an outlier.
     lipschitz_ : LipschitzBound
         Proven bound on the Lipschitz constant of :meth:`transform`.
     loss_curve_ : list of float
         Mean energy of the training data in each epoch.
     history_ : list of dict
-        More of each epoch.
+        One record per epoch.
     n_iter_ : int
         Number of epochs.
     n_features_in_ : int
@@ -185,7 +185,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         return self
 
     def score_samples(self, X: ArrayLike) -> Array:
-        """Return minus the energy of each sample: the higher, the more familiar.
+        """Return minus the energy of each sample: high for inliers, low for outliers.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         return self.score_samples(X) - self.offset_
 
     def predict(self, X: ArrayLike) -> Array:
-        """Return +1 for familiar samples and -1 for outliers.
+        """Return +1 for inliers and -1 for outliers.
 
         Parameters
         ----------
@@ -233,7 +233,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         Returns
         -------
         SampleCertificate
-            ``margin`` is how far the energy is from the threshold.
+            ``margin`` is the distance of the energy from the threshold.
         """
         check_is_fitted(self, "network_")
 
@@ -273,7 +273,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         return self._over_chunks(X, lambda x: self._infer(x).output)
 
     def inverse_transform(self, Z: ArrayLike) -> Array:
-        """Reconstruct inputs from activations of the last layer, layer by layer: z_k = W_k^T z_{k+1} - c_k, kept inside C_k.
+        """Reconstruct inputs from activations of the last layer, by layers: z_k = W_k^T z_{k+1} - c_k, projected onto C_k.
 
         Parameters
         ----------

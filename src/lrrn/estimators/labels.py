@@ -1,4 +1,4 @@
-"""Labels and weights of samples, as a classifier's objective sees them."""
+"""Encoding of labels and weights of samples for the objectives of a classifier."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ UNLABELLED = -1
 
 
 def encode(y: Array, classes: ArrayLike | None, semi_supervised: bool) -> tuple[Array, Array]:
-    """Return the classes, in order, and class numbers, -1 where a sample has no label.
+    """Return the sorted classes and the class indices, -1 for unlabelled samples.
 
     Parameters
     ----------
     y : array of shape (n_samples,)
     classes : array of shape (n_classes,), optional
-        All labels there may be; those in ``y`` if not given.
+        All possible labels; those in ``y`` if not given.
     semi_supervised : bool
-        Whether -1 in ``y`` means "not labelled".
+        Whether -1 in ``y`` means unlabelled.
     """
     check_classification_targets(y)
     if semi_supervised and not np.issubdtype(np.asarray(y).dtype, np.number):
@@ -45,13 +45,13 @@ def encode(y: Array, classes: ArrayLike | None, semi_supervised: bool) -> tuple[
 
 
 def known_classes(labels: ArrayLike, semi_supervised: bool) -> Array:
-    """Return the distinct labels, in order, without what means "not labelled"."""
+    """Return the sorted distinct labels, without the value that means unlabelled."""
     distinct = np.unique(np.asarray(labels))
     return distinct[distinct != UNLABELLED] if semi_supervised else distinct
 
 
 def sample_weights(sample_weight: ArrayLike | None, class_weight: Any, X: Array, y: Array, label: Array) -> Array | None:
-    """Combine sample and class weights, scaled to a mean of one over the samples that count; None if there are none."""
+    """Combine sample and class weights, scaled to a mean of one over the samples in use; None if there are no weights."""
     if sample_weight is None and class_weight is None:
         return None
     weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)

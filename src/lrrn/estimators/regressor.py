@@ -27,18 +27,18 @@ from lrrn.qp import DEFAULT_TOL
 class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     """Regressor on a lifted regression/reconstruction network, with certified intervals.
 
-    Targets are centred and scaled inside; predictions and intervals are in the units of y.
+    Targets are centred and scaled internally; predictions and intervals are in the units of y.
 
     Parameters
     ----------
     hidden_sizes : tuple of int, default=(64, 64)
         Widths of the hidden layers.
     objective : {"squared_error", "contrastive"}, default="squared_error"
-        Squared error through the implicit gradient, or the paper's contrastive loss.
+        Squared error by implicit differentiation, or the paper's contrastive loss.
     beta : float or tuple of float, default=1.0
-        Weights of the reconstruction terms; a number stands for (beta, ..., beta, 0).
+        Weights of the reconstruction terms; a single number means (beta, ..., beta, 0).
     gamma : float, default=1/8
-        Discount of later layers.
+        Discount factor: layer k is weighted by gamma^k.
     constraint : {"free", "nonneg", "box"} or (lo, hi), default="nonneg"
         Set of the hidden activations.
     init : {"glorot", "orthogonal", "uniform"}, default="glorot"
@@ -51,35 +51,35 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     weight_decay : float, default=0.0
         lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
     decoupled_weight_decay : float, default=0.0
-        AdamW's, on all weights; needs optimizer="adamw".
+        Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw".
     max_weight_norm : float, optional
-        Cap on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
+        Upper bound on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
     standardize : bool, default=False
         Centre every feature and divide by one common scale; intervals stay in the units of X and y.
     early_stopping : bool, default=False
-        Hold ``validation_fraction`` of the data back, stop after ``n_iter_no_change`` epochs without a better score there, and
-        return to the best.
+        Hold out ``validation_fraction`` of the data, stop after ``n_iter_no_change`` epochs without a better validation score,
+        and restore the best parameters.
     validation_fraction : float, default=0.1
     n_iter_no_change : int, default=10
     shifts : int, default=0
-        For square images: move each by up to so many pixels each way, at random in every step.
+        Data augmentation for square images: random shifts by up to this many pixels in each direction, at every step.
     reuse_activations : bool, default=False
-        Start solves from the previous epoch's activations.
+        Warm-start solves from the activations of the previous epoch.
     tol, max_sweeps
-        Of the solves during training; predictions use float64 and its default tolerance.
+        Tolerance and maximum sweeps of the solves during training; predictions use float64 and its default tolerance.
     on_failure : {"warn", "raise"}, default="warn"
-        What predictions and energies do if a sample's solve does not converge: issue a ConvergenceWarning, or raise
-        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges; with "raise"
-        there is no other prediction.
+        Behaviour of predictions and energies if a sample's solve does not converge: issue a ConvergenceWarning, or raise
+        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges. With "raise",
+        no prediction is returned otherwise.
     dtype : {"float32", "float64"}, default="float32"
         Type of the parameters.
     device : {"auto", "cpu", "cuda"}, default="auto"
     checkpoint : path-like, optional
-        File that keeps the state of the run; Ctrl-C leaves it too.
+        File for the state of the run, written at regular intervals and on Ctrl-C.
     resume : bool, default=False
-        Continue from ``checkpoint`` if it exists.
+        Resume from ``checkpoint`` if it exists.
     log : path-like, optional
-        File for one JSON record an epoch.
+        File for one JSON record per epoch.
     callbacks : tuple of callables, default=()
         Called after each epoch with the trainer and the epoch's record; one that returns True ends training.
     random_state : int, RandomState or None, default=None
@@ -95,7 +95,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     loss_curve_ : list of float
         Mean loss of each epoch.
     history_ : list of dict
-        More of each epoch.
+        One record per epoch.
     n_iter_ : int
         Number of epochs.
     n_features_in_ : int
@@ -150,7 +150,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         self._store(locals())
 
     def __sklearn_tags__(self) -> Any:
-        """Tell scikit-learn that several targets are fine."""
+        """Declare support for several targets to scikit-learn."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
@@ -221,8 +221,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     def predict_interval(self, X: ArrayLike, eps: float) -> tuple[Array, Array]:
         """Return the range each prediction is proven to stay in under every perturbation of Euclidean norm at most ``eps``.
 
-        It holds for what :meth:`predict` computes, solver error and rounding included. It says how far the prediction can
-        move, not how far the truth may be from it.
+        It holds for the values that :meth:`predict` computes, solver error and rounding included. It bounds the change of the
+        prediction under perturbations. It is no prediction interval for the true target.
 
         Parameters
         ----------
@@ -269,7 +269,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         return RegressionCertificate(self._unscaled(columns["output"]), intervals, columns["energy"], columns["converged"])
 
     def _interval(self, lower: Array, upper: Array) -> tuple[Array, Array]:
-        """Return intervals in the units of y; the rounding of the scaling is added."""
+        """Return intervals in the units of y, widened by the rounding error of the scaling."""
         slack = 8 * EPS * (np.abs(self.offset_out_) + self.scale_out_ * np.maximum(np.abs(lower), np.abs(upper)))
         slack = np.where(np.isfinite(slack), slack, 0.0)
         return self._unscaled(lower, -slack), self._unscaled(upper, slack)
