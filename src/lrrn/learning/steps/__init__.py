@@ -1,4 +1,4 @@
-"""Ways to the gradient of a batch: an ordered list, of which the first that applies runs.
+"""Backends that compute the gradient of a batch, in order of preference; the first that applies runs.
 
 ====================  ===================================================================================================
 ``compiled``          solves and derivatives of a signed sum of energies in one compiled call on the CPU
@@ -24,7 +24,7 @@ BACKENDS: tuple[type[GradientBackend], ...] = (CompiledCpu, TritonKernels, Energ
 
 
 def backends(net: LRRN, objective: Objective, settings: Settings, flat: FlatParameters, aim: float) -> list[GradientBackend]:
-    """Return the backends that apply, the fastest first; the last takes any batch."""
+    """Return the backends that apply, fastest first; the last supports any batch."""
     return [kind(net, objective, flat, aim) for kind in BACKENDS if kind.applies(net, objective, settings)]
 
 

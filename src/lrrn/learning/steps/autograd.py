@@ -1,4 +1,4 @@
-"""Any objective: its losses are differentiated by autograd, the prediction by the implicit function theorem."""
+"""Gradients of any objective: losses by autograd, the prediction by implicit differentiation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Autograd:
         return True
 
     def gradients(self, batch: Batch, weight: Tensor | None, n: int, rows: Tensor | None) -> Tensor:
-        """Add up the losses and differentiate."""
+        """Sum the losses and differentiate."""
         losses = self._objective(self._net, batch)
         mean = (losses if weight is None else losses * weight).sum() / n
         self._flat.gradient.zero_()

@@ -1,4 +1,4 @@
-"""What a backend promises."""
+"""Interface of the gradient backends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lrrn.network import LRRN
 
 
 class GradientBackend(Protocol):
-    """One way to the gradient of a batch.
+    """Computes the gradient of a batch.
 
     Attributes
     ----------
     name : str
-        As the history shows it.
+        Name in the history.
     reads_rows : bool
-        Whether it reads rows of the data itself, so that no copy of them is made.
+        Whether it gathers rows of the data itself, which avoids a copy.
     """
 
     name: str
@@ -31,27 +31,27 @@ class GradientBackend(Protocol):
 
     @staticmethod
     def applies(net: LRRN, objective: Objective, settings: Settings) -> bool:
-        """Whether this backend can take steps of this network towards this objective."""
+        """Whether this backend supports this network and this objective."""
         ...
 
     def gradients(self, batch: Batch, weight: Tensor | None, n: int, rows: Tensor | None) -> float | Tensor | None:
-        """Set the gradients of a batch's part of the mean over ``n`` samples, and return that part of the loss.
+        """Set the gradients of the contribution of a batch to the mean loss over ``n`` samples; return this contribution.
 
         Parameters
         ----------
         batch : Batch
-            ``batch.activations`` gets the free phase's activations.
+            ``batch.activations`` is set to the activations of the free phase.
         weight : Tensor of shape (n_rows,), optional
-            Of every sample; one if not given.
+            Sample weights; one if not given.
         n : int
-            Samples of the whole batch, of which this may be one rank's part.
+            Samples of the whole batch; this may be one rank's part of it.
         rows : Tensor of shape (n_rows,), optional
-            Which rows of ``batch.x`` and ``batch.target`` are meant; all if not given.
+            Rows of ``batch.x`` and ``batch.target`` to use; all if not given.
 
         Returns
         -------
         float, Tensor of shape () or None
-            None hands the batch to the next backend; ``batch.start`` may then be closer to the solution.
+            None passes the batch to the next backend; ``batch.start`` may then be closer to the solution.
         """
         ...
 

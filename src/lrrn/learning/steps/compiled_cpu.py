@@ -23,17 +23,18 @@ from lrrn.runtime.threads import side_by_side
 from lrrn.solvers.coordinate_descent import panel_plan
 
 SWEEPS = 32
-"""Sweeps a phase may take here; a batch that needs more goes the general way, which can call in Newton's method."""
+"""Maximum sweeps per phase. A batch that needs more is passed to the next backend, which can use Newton's method."""
 PART_ROWS, MOST_PARTS = 48, 8
-"""A batch is cut into parts of at least so many rows, whatever the number of threads, so that sums do not depend on that."""
+"""Minimum rows per part of a batch, and maximum number of parts. They do not depend on the number of threads, so that sums do
+not either."""
 
 
 @final
 class CompiledCpu:
     """Loss and derivatives of a signed sum of the free and the clamped energy.
 
-    It does what :class:`EnergyTerms` does, for the objectives that name their ``signs``. A batch with a solve that is slow to
-    converge is handed to the next backend.
+    It computes the same as :class:`EnergyTerms`, for objectives with ``signs``. A batch with a slowly converging solve is
+    passed to the next backend.
 
     Parameters
     ----------
@@ -41,9 +42,9 @@ class CompiledCpu:
     objective : EnergyObjective
         One for which :meth:`applies`.
     flat : FlatParameters
-        The network's, attached.
+        Parameters of the network, attached.
     aim : float
-        Relative residual to solve to; a batch with a residual above three times this is handed on.
+        Target relative residual; a batch with a residual above three times this is passed to the next backend.
     """
 
     name = "compiled"
@@ -68,7 +69,7 @@ class CompiledCpu:
         vector, (w_at, b_at, c_at, *scales) = flat.vector.numpy(), structure_of(energy).layers
         plans = panel_plan(energy.free_sizes), panel_plan(hidden)
         if free:
-            # the clamped phase begins where the free one ended, and the output pulls from above: its news travel downwards
+            # the clamped phase warm-starts from the free phase and differs at the output, so sweeps go from last to first layer
             plans = plans[0], (plans[1][0][::-1].copy(), *plans[1][1:])
         hessians = tuple(np.zeros(plan[i], dtype) for plan in plans for i in (3, 2))
         self._shared = (
@@ -83,7 +84,7 @@ class CompiledCpu:
 
     @staticmethod
     def applies(net: LRRN, objective: Objective, settings: Settings) -> bool:
-        """Whether the objective is made of the two phases, and the network one the CPU kernels take."""
+        """Whether the objective is a signed sum of the two phases, and the CPU kernels support the network."""
         w = net.W[0]
         return (
             isinstance(objective, EnergyObjective)
@@ -97,12 +98,12 @@ class CompiledCpu:
 
     @torch.no_grad()
     def gradients(self, batch: Batch, weight: Tensor | None, n: int, rows: Tensor | None) -> float | None:
-        """Return None, with ``batch.start`` as far as it came, if the batch has a solve that is slow to converge."""
+        """Return None if the batch has a slowly converging solve; ``batch.start`` is then the last iterate."""
         here = (batch.x if rows is None else rows).shape[0]
         return self._weighted(batch, self._share(batch.x, weight, here, n), rows)
 
     def _share(self, like: Tensor, weight: Tensor | None, here: int, n: int) -> Tensor:
-        """Return the factors of samples in the mean; equal ones hardly change from batch to batch and are kept."""
+        """Return the factors of samples in the mean; equal factors rarely change between batches and are cached."""
         if weight is not None:
             return shares(like, weight, here, n)
         if self._shares is None or self._shares[:2] != (here, n):
@@ -140,7 +141,7 @@ class CompiledCpu:
             others = self._others[: parts - 1]
 
             def work(part: int) -> None:
-                if part == 0:  # the calling thread's, which the others are slow to follow
+                if part == 0:  # the part of the calling thread; the other threads start later
                     try:
                         self._prepare()
                     finally:
@@ -163,7 +164,7 @@ class CompiledCpu:
 
     @staticmethod
     def _count(counts: Observer, samples: int, sweeps: int) -> None:
-        """Add to the counts of the trainer; other observers are notified of solves that are not compiled only."""
+        """Add to the counts of the trainer; other observers are notified only of solves that are not compiled."""
         if isinstance(counts, SolveCounts):
             counts.samples += samples
             counts.sweeps += sweeps
@@ -191,7 +192,7 @@ class CompiledCpu:
 
 
 def parts_of(n: int) -> int:
-    """Return how many parts a batch of ``n`` rows is cut into: a power of two, which most numbers of threads share evenly."""
+    """Return the number of parts of a batch of ``n`` rows: a power of two, which most thread counts divide evenly."""
     parts = 1
     while 2 * parts <= MOST_PARTS and n >= 2 * parts * PART_ROWS:
         parts *= 2
@@ -199,5 +200,5 @@ def parts_of(n: int) -> int:
 
 
 def edges_of(n: int, parts: int) -> list[int]:
-    """Return where the parts of a batch of ``n`` rows begin and end, those after the first with whole vectors of samples."""
+    """Return the boundaries of the parts of a batch of ``n`` rows; parts after the first are whole SIMD vectors of samples."""
     return [0, *(n - LANES * round(n * (parts - i) / parts / LANES) for i in range(1, parts)), n]

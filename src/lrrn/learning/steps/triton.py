@@ -21,25 +21,25 @@ from lrrn.runtime.devices import has_kernels
 from lrrn.solvers.half_precision import DOWN, UP, rounds_and_steps, tile_and_warps
 
 WIDEST, MOST_OUTPUTS = 128, 64
-"""Most hidden units, and most outputs, that stay on chip."""
+"""Maximum numbers of hidden units and of outputs that fit on chip."""
 CHUNK, MOST_PARTS = 64, 8
-"""Columns of the input that are an operand at a time, and most parts that they are shared out to."""
+"""Columns of the input per matrix product, and maximum number of parts into which the columns are split."""
 MOST_ROWS = 64
-"""Most rows of the batch that sums over it take at a time."""
+"""Maximum rows of the batch per step of a sum over the batch."""
 TILE, COLUMNS = 16, 32
-"""Rows and columns of a tile of the joint matrices, and columns of the input, that a program takes."""
+"""Rows and columns of a tile of the joint matrices, and columns of the input, per Triton program."""
 SIDE = 32
-"""Units along a side of the squares that second moments are added up in."""
+"""Side length, in units, of the square tiles in which second moments are summed."""
 SIGNS = ((-1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
-"""Factors on the free and the clamped energy that the kernels know."""
+"""Factors on the free and the clamped energy that the kernels support."""
 
 
 @final
 class TritonKernels:
     """Loss and derivatives of a signed sum of the free and the clamped energy, by solves of a fixed number of sweeps.
 
-    It does what :class:`EnergyTerms` does, under a policy with ``fixed_sweeps`` whose observer counts on the device; nothing
-    waits for the device.
+    It computes the same as :class:`EnergyTerms`, under a policy with ``fixed_sweeps`` whose observer counts on the device. It
+    never synchronises with the device.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class TritonKernels:
     objective : EnergyObjective
         One for which :meth:`applies`.
     flat : FlatParameters
-        The network's, attached.
+        Parameters of the network, attached.
     """
 
     name = "triton"
@@ -72,7 +72,7 @@ class TritonKernels:
 
     @staticmethod
     def applies(net: LRRN, objective: Objective, settings: Settings) -> bool:
-        """Whether the objective is made of the two phases, and the network narrow, with an output that can be left out."""
+        """Whether the objective is a signed sum of the two phases, and the network is narrow, with an output to eliminate."""
         energy = net.energy_now()
         w = net.W[0]
         return (
@@ -88,10 +88,10 @@ class TritonKernels:
         )
 
     def _tables(self) -> None:
-        """Write down where in the vector of parameters every entry of the joint matrices is."""
+        """Build index tables from entries of the joint matrices to positions in the parameter vector."""
         w_at, b_at, c_at = self._places
         n, width, sizes = self._n_layers - 1, self._width, self._sizes
-        starts = [0, *accumulate(sizes[1:-1])]  # where each hidden layer's units begin
+        starts = [0, *accumulate(sizes[1:-1])]  # index of the first unit of each hidden layer
         weights = torch.full((width, width), -1, dtype=torch.int32)
         b_map, c_map = (torch.full((width,), -1, dtype=torch.int32) for _ in range(2))
         below, above = torch.ones(width), torch.zeros(width)
@@ -121,18 +121,18 @@ class TritonKernels:
         self._maps = [table.to(self._device) for table in maps]
 
     def _biases(self, k: int) -> tuple[int, int]:
-        """Return how many numbers b_k and c_k have."""
+        """Return the lengths of b_k and c_k."""
         _, b_at, c_at = self._places
         return self._sizes[k + 1] if b_at[k] >= 0 else 0, self._sizes[k] if c_at[k] >= 0 else 0
 
     def _room(self) -> None:
-        """Make room for what the kernels hand to each other and is as large whatever the batch."""
+        """Allocate the buffers between kernels whose size does not depend on the batch."""
         width, d_1 = self._width, self._sizes[1]
 
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
-        # columns of the input that a part of the first products has, and parts: a program adds up no more than it must
+        # columns of the input per part of the first products, and number of parts, so that a program sums as little as possible
         self._span = CHUNK * -(-self._sizes[0] // (CHUNK * MOST_PARTS))
         self._parts = -(-self._sizes[0] // self._span)
         self._gram, self._back = room(self._parts, d_1, d_1), room(self._parts, d_1)
@@ -145,7 +145,7 @@ class TritonKernels:
 
     @torch.no_grad()
     def gradients(self, batch: Batch, weight: Tensor | None, n: int, rows: Tensor | None) -> Tensor | None:
-        """Return None unless the policy asks for a fixed number of sweeps, counted on the device, as a CUDA graph does."""
+        """Return None unless the policy has a fixed number of sweeps and counts on the device, as in a CUDA graph."""
         policy = batch.policy
         if policy.fixed_sweeps is None or not isinstance(policy.observer, DeviceCounts):
             return None
@@ -190,7 +190,7 @@ class TritonKernels:
     def _solve(
         self, batch: Batch, given: tuple[Tensor, ...], found: tuple[Tensor, ...], sweeps: int, counts: DeviceCounts
     ) -> None:
-        """Solve both phases of every sample, by a fixed number of sweeps."""
+        """Solve both phases of every sample by a fixed number of sweeps."""
         images, size, image, y, pick = given
         (w_at, b_at, _), n = self._places, len(image)
         tol = DEFAULT_TOL[torch.float32] if batch.policy.tol is None else batch.policy.tol
@@ -210,7 +210,7 @@ class TritonKernels:
         self, x: Tensor, y: Tensor, pick: Tensor, image: Tensor, losses: Tensor, total: Tensor, weight: Tensor,
         free: Tensor, clamped: Tensor,
     ) -> None:  # fmt: skip
-        """Add up second moments of the activations, and turn them into derivatives."""
+        """Sum second moments of the activations and compute the derivatives from them."""
         kernels, flat, out, width, n = _kernels(), self._flat.vector, self._flat.gradient, self._width, len(image)
         (_, b_at, c_at), (d_0, d_1) = self._places, self._sizes[:2]
         (b_size, c_size), plan, factors = self._biases(0), self._maps[5], self._maps[6]
@@ -223,7 +223,7 @@ class TritonKernels:
             LAST=self._last, STRIP=strip, **{**shape, "num_warps": 4},
         )  # fmt: skip
         if not sign_clamped:
-            out.zero_()  # the last layer has no part in it
+            out.zero_()  # the last layer does not contribute
         kernels.first_layer[(-(-d_0 // COLUMNS),)](
             flat, x, pick, image, *phases, out, n, self._dim, d_0, d_1, b_at[0], b_size, c_at[0], c_size, self._own[0],
             self._reach[0], sign, FIRST=self._first, COLUMNS=COLUMNS, num_stages=2, **shape,
@@ -236,13 +236,13 @@ class TritonKernels:
 
 
 def padded(size: int) -> int:
-    """Return the least power of two that a matrix product on chip takes."""
+    """Return the smallest power of two, at least ``size``, that a matrix product on chip supports."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 @cache
 def _kernels() -> Any:
-    """Import the kernels when they are first needed: Triton takes its time, and may be absent."""
+    """Import the kernels on first use: Triton is slow to import and may not be installed."""
     from lrrn.kernels.cuda import training_step
 
     return training_step
