@@ -1,8 +1,8 @@
-"""Compile the GPU's kernels where there is no GPU, and say what each takes; exit with 1 if one does not compile.
+"""Compile the GPU kernels without a GPU, and print the resources of each; exit with status 1 if one does not compile.
 
-Triton needs a device only to run what it compiled. The networks here go through the real launches, on tensors of the CPU; each
-kernel is compiled for the chip asked for, by the assembler that comes with Triton. Shared memory, registers and what
-spilled out of them are printed: a kernel may run where it spills, but not fast.
+Triton needs a device only to run compiled kernels. The networks here go through the real launches, with tensors on the CPU.
+Each kernel is compiled for the given compute capability, with the assembler that comes with Triton. Shared memory, registers
+and register spills are printed: a kernel that spills runs, but slowly.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from lrrn.solvers import accelerated, half_precision
 from lrrn.solvers.accelerated import Accelerated
 
 NETWORKS = [((784, 64, 64, 10), 10), ((784, 64, 64, 10), 256), ((784, 32, 32, 10), 10), ((784, 32, 32, 32, 10), 256)]
-"""Sizes and batches of the steps that are compiled."""
+"""Layer sizes and batch sizes of the training steps to compile."""
 SOLVES = [
     *((units, batch, torch.float32) for units in (10, 128) for batch in (16, 60_000)),
     *((units, 256, dtype) for units in (128, 200, 600, 2048, 8192) for dtype in (torch.float32, torch.float64)),
 ]
-"""Units, batches and dtypes of solves."""
+"""Numbers of units, batch sizes and dtypes of the solves to compile."""
 
 
 class NoDevice:
-    """As much of a driver as compiling asks for."""
+    """Minimal Triton driver for compilation without a device."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
 
     def get_current_target(self) -> GPUTarget:
-        """Return the chip to compile for."""
+        """Return the target architecture."""
         return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
-        """Return a number for a device."""
+        """Return a dummy device index."""
         return 0
 
     def get_current_stream(self, device: int | None = None) -> int:
-        """Return a number for a stream."""
+        """Return a dummy stream handle."""
         return 0
 
     def get_active_torch_device(self) -> torch.device:
-        """Return where tensors are."""
+        """Return the device of the tensors."""
         return torch.device("cpu")
 
     def is_active(self) -> bool:
@@ -68,7 +68,7 @@ class NoDevice:
 
 
 class Compiled:
-    """Kernels that were launched: compiled, assembled, described, and not run."""
+    """Replacement for kernel launches: compiles and assembles each kernel and prints its resources, but does not run it."""
 
     def __init__(self, capability: int) -> None:
         self._ptxas = [get_ptxas(capability).path, "-v", f"--gpu-name=sm_{capability}{'a' if capability >= 90 else ''}"]
@@ -77,11 +77,11 @@ class Compiled:
 
     @property
     def count(self) -> int:
-        """How many there were, those that failed included."""
+        """Number of kernels, including those that failed."""
         return len(self._seen) + len(self.failed)
 
     def launch(self, function: JITFunction, grid: Any) -> Any:
-        """Stand in for a launch."""
+        """Return a replacement for a launch."""
 
         def go(*args: Any, **options: Any) -> None:
             name = function.fn.__name__
@@ -111,7 +111,7 @@ class Compiled:
 
 
 def step(sizes: tuple[int, ...], batch: int, objective: Any) -> None:
-    """Go through a captured step's launches."""
+    """Trigger the launches of a captured training step."""
     net = lrrn.LRRN(sizes, generator=torch.Generator().manual_seed(0))
     flat = FlatParameters(net)
     with torch.no_grad(), flat.attached():
@@ -124,20 +124,20 @@ def step(sizes: tuple[int, ...], batch: int, objective: Any) -> None:
 
 
 def solver(units: int, batch: int, dtype: torch.dtype) -> None:
-    """Go through the launches of the accelerated solver: free phase and adjoint."""
+    """Trigger the launches of the accelerated solver: free phase and adjoint."""
     net = lrrn.LRRN((16, units, 10), generator=torch.Generator().manual_seed(0), dtype=dtype)
     energy = net.energy_snapshot(dtype)
     qp = energy.free(torch.rand(batch, 16, dtype=dtype))
     z = torch.zeros_like(qp.q)
     for problem in (qp, energy.adjoint(z, torch.ones_like(z))):
         stepper = Accelerated().begin(problem)
-        for _ in range(2):  # the second call goes on from the first
+        for _ in range(2):  # the second call continues from the first
             stepper.advance(problem, z, -problem.q, Accelerated().chunk(problem), torch.zeros(batch, dtype=torch.float64))
             stepper.check(problem, z)
 
 
 def main() -> int:
-    """Compile, print, and count what failed."""
+    """Compile all kernels, print their resources, and return 1 if any failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capability", type=int, default=90, help="compute capability to compile for, such as 90 for Hopper")
     compiled = Compiled(parser.parse_args().capability)

@@ -1,10 +1,10 @@
-"""Fuzz everything that reads what others wrote: nothing but documented errors, no code executed, memory and time bounded.
+"""Fuzz all readers of untrusted input: only documented errors, no code execution, bounded memory and time.
 
 Targets are ``lrrn.load``, checkpoints, the idx, .npy, .npz, .parquet and .csv readers, the results of a record, and the
-arguments of the command line. Hypothesis draws the inputs, valid files with something wrong, in blocks that the seed, the
-target and a number determine; what fails is made smaller and printed with the command that repeats it. Each target runs in a
-process of its own, under a limit on memory and a watch over what the interpreter does: unpickling, starting programs, opening
-sockets or writing files is a failure.
+arguments of the command line. Hypothesis draws the inputs, which are mutated valid files, in blocks determined by the seed, the
+target and a block number. A failing input is shrunk and printed with the command that reproduces it. Each target runs in a
+separate process with a memory limit and an audit hook: unpickling, starting programs, opening sockets or writing files is a
+failure.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from lrrn.runtime import threads
 
 BLOCK = 250
 ROOM = 2**30
-"""Address space that a target may take beyond what it has when it begins."""
+"""Limit on the additional address space of a target, relative to its start."""
 SECONDS = 20
-"""Longest that one input may take."""
+"""Time limit of one input."""
 
 
 def targets() -> list[type[Target]]:
-    """Return the targets that can be tried here: Parquet needs pyarrow."""
+    """Return the targets that are available on this machine: Parquet needs pyarrow."""
     known: list[type[Target]] = [Idx, Npy, Npz, Parquet, Csv, Load, Checkpoint, Earlier, Arguments]
     return [kind for kind in known if kind is not Parquet or importlib.util.find_spec("pyarrow")]
 
@@ -60,7 +60,7 @@ def bound_memory() -> None:
 
 
 def run_block(target: Target, seed: int, number: int, n: int, counts: Counter[str]) -> str | None:
-    """Try one block of inputs; return what is wrong with the smallest that fails."""
+    """Test one block of inputs; return the error of the smallest failing input."""
     digest = hashlib.sha256(f"{seed}/{target.name}/{number}".encode()).digest()
 
     def check(chance: Any) -> None:
@@ -102,7 +102,7 @@ def work(kind: type[Target], seed: int, blocks: list[int], n: int, pipe: int) ->
         target, counts = kind(folder, Path(name, "canary")), Counter[str]()
         counts.update({"accepted": 0, "refused": 0, "slowest_ms": 0})
         signal.signal(signal.SIGALRM, too_slow)
-        run_block(target, seed, -1, 20, Counter())  # imports what is imported late, before memory is bounded
+        run_block(target, seed, -1, 20, Counter())  # trigger lazy imports before memory is limited
         bound_memory()
         report: dict[str, Any] = {"failures": []}
         began, resident = time.monotonic(), megabytes("VmRSS")
@@ -116,7 +116,7 @@ def work(kind: type[Target], seed: int, blocks: list[int], n: int, pipe: int) ->
 
 
 def in_a_process(kind: type[Target], seed: int, blocks: list[int], n: int) -> dict[str, Any]:
-    """Fork, so that a crash is the target's alone; nothing has started threads yet."""
+    """Fork, so that a crash affects only the target; no threads have been started yet."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -163,7 +163,7 @@ def main() -> int:
     for kind in targets():
         if options.target not in (None, kind.name):
             continue
-        # every target gets its share, rounded up to whole blocks; a small number makes the blocks smaller
+        # every target gets its share, rounded up to whole blocks; a small total makes the blocks smaller
         wanted = -(-options.inputs * kind.share // shares)
         n = min(BLOCK, wanted)
         blocks = list(range(-(-wanted // n))) if options.block is None else [options.block]

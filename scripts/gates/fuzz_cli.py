@@ -1,4 +1,4 @@
-"""The command line as a target of the fuzzer: any arguments, with sound files and damaged ones."""
+"""The command line as a target of the fuzzer: any arguments, with valid and damaged files."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ OPTIONS = {
     "explore": "--samples --target --data --image --host --port --no-open --seed --device --json",
     "info": "--seed --device",
 }
-"""The options of every command, but those of ``info`` that look at all of the machine's data."""
+"""Options of every command, except those of ``info`` that search all data on the machine."""
 FLAGS = "--overwrite --resume --quick --update --no-download --report-only --validation --no-open".split()
 FLAGS += [parameter.option for parameter in TABLE if parameter.type is bool]
 PLACES = "--json --page --log --checkpoint --samples --output --work --data".split()
 LABOUR = "--epochs --pretrain-epochs --steps --restarts --limit --batch-size --max-sweeps".split()
-"""A large number here asks for long work, and gets it."""
+"""Options for which a large number makes a command run long."""
 VALUES = {
     "--model": "classifier regressor energy",
     "--objective": "contrastive margin squared_error class_energy semi_supervised cross_entropy",
@@ -84,7 +84,7 @@ VALUES = {
 
 @final
 class Arguments(Target):
-    """Exit status 0, 1 or 2, a message unless it is 0, and never a traceback."""
+    """Checks for exit status 0, 1 or 2, a message unless it is 0, and never a traceback."""
 
     name, share = "cli", 6
 
@@ -117,7 +117,7 @@ class Arguments(Target):
         return "refused" if done.exit_code else "accepted"
 
     def arguments(self, chance: Chance) -> list[str]:
-        """Draw a command line, mostly one that could be meant."""
+        """Draw a command line, mostly a plausible one."""
         command = chance.choice([*OPTIONS, "train", "evaluate", "certify", "attack"])
         given = [] if chance.random() < 0.97 else [chance.choice(["-v", "--verbose", "--version", "--help", *STRANGE])]
         given.append(command if chance.random() < 0.98 else chance.choice(STRANGE))
@@ -172,7 +172,7 @@ class Arguments(Target):
 
 
 def keep_from_running() -> None:
-    """Let commands that take minutes end where their work would begin."""
+    """Make commands that take minutes stop before their work begins."""
     import lrrn.cli.demo
     import lrrn.explore.launch
     import lrrn.studies.bench.suites

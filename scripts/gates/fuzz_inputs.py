@@ -1,6 +1,6 @@
-"""Inputs for the fuzzer: valid files with something wrong, and files that are wrong from the start.
+"""Inputs for the fuzzer: mutated valid files, and files that are invalid from the start.
 
-Every choice comes from the ``random.Random`` given, so that Hypothesis can make a failing input smaller.
+Every choice comes from the given ``random.Random``, so that Hypothesis can shrink a failing input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HUGE = (0, 1, 2, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2
 
 
 class Planted:
-    """Something whose unpickling makes a folder."""
+    """An object whose unpickling creates a folder, the canary."""
 
     def __init__(self, canary: str) -> None:
         self.canary = canary
@@ -34,7 +34,7 @@ class Planted:
 
 
 def damaged(content: bytes, chance: Chance, other: bytes = b"") -> bytes:
-    """Return a file with one to three things done to its bytes."""
+    """Return a file with one to three mutations of its bytes."""
     for _ in range(chance.choice([1, 1, 1, 2, 3])):
         at = chance.randrange(min(len(content), 300) + 1) if chance.random() < 0.5 else chance.randrange(len(content) + 1)
         length = chance.choice([1, 2, 4, 8, 16, 100])
@@ -78,7 +78,7 @@ LENGTHS = (
 
 
 def npy_header(chance: Chance) -> str:
-    """Return what NumPy's header says, sound or not."""
+    """Return the text of a NumPy header, valid or not."""
     shape = ", ".join(chance.choice(LENGTHS) for _ in range(chance.choice([2, 2, 2, 1, 0, 3, 40])))
     order = chance.choice(["False", "False", "True", "1", "None", "'yes'"])
     text = f"{{'descr': {chance.choice(DESCRIPTIONS)}, 'fortran_order': {order}, 'shape': ({shape},), }}"
@@ -114,7 +114,7 @@ def npy(chance: Chance, canary: str, valid: bytes) -> bytes:
 
 
 def npy_bytes(header: str, content: bytes, version: bytes = b"\1\0", lie: int = 0) -> bytes:
-    """Return a header of our own with some bytes after it; the header may lie about its length."""
+    """Return a custom header followed by some bytes; the header may state a wrong length."""
     text = header.encode("utf-8", "surrogatepass") + b" " * (-(len(header) + 11) % 64) + b"\n"
     width = 2 if version == b"\1\0" else 4
     length = min(max(len(text) + lie, 0), 2 ** (8 * width) - 1)
@@ -122,8 +122,8 @@ def npy_bytes(header: str, content: bytes, version: bytes = b"\1\0", lie: int = 
 
 
 def npz(chance: Chance, canary: str, X: bytes, y: bytes) -> bytes:
-    """Return a .npz file: members sound or not, in an archive sound or not."""
-    if chance.randrange(400) == 333:  # Hypothesis likes small numbers, and this is slow
+    """Return a .npz file: valid or invalid members in a valid or invalid archive."""
+    if chance.randrange(400) == 333:  # Hypothesis prefers small numbers, and this is slow
         return bomb() if chance.random() < 0.5 else damaged(bomb(), chance, X)
     stream = io.BytesIO()
     compression = chance.choice([zipfile.ZIP_STORED] * 4 + [zipfile.ZIP_DEFLATED] * 7 + [zipfile.ZIP_BZIP2])
@@ -132,7 +132,7 @@ def npz(chance: Chance, canary: str, X: bytes, y: bytes) -> bytes:
             if chance.random() < 0.1:
                 continue
             content = valid if chance.random() < 0.6 else npy(chance, canary, valid)
-            member = zipfile.ZipInfo(chance.choice([f"{name}.npy"] * 8 + [name, f"../{name}.npy"]))  # without the time of day
+            member = zipfile.ZipInfo(chance.choice([f"{name}.npy"] * 8 + [name, f"../{name}.npy"]))  # without a time stamp
             archive.writestr(member, content, compression)
     content = stream.getvalue()
     match chance.randrange(4):
@@ -146,7 +146,7 @@ def npz(chance: Chance, canary: str, X: bytes, y: bytes) -> bytes:
 
 @cache
 def bomb() -> bytes:
-    """Return an archive whose array is a thousand times as large as the file."""
+    """Return a decompression bomb: an archive whose array is a thousand times as large as the file."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         header = "{'descr': '<f8', 'fortran_order': True, 'shape': (1000000, 8)}"
@@ -208,7 +208,7 @@ TARGETS = (None, None, None, "none", "0", "2", "-1", "²", "٣", "label", "", "9
 
 
 def csv(chance: Chance) -> bytes:
-    """Return a table in text, with odd cells, line ends, delimiters and encodings."""
+    """Return a text table with unusual cells, line endings, delimiters and encodings."""
     width, rows = chance.choice([4, 2, 1]), []
     if chance.random() < 0.6:
         rows.append([*"abcdefgh"[: width - 1], "label"])
@@ -267,7 +267,7 @@ def tree(value: Any, chance: Chance) -> Any:
 
 
 def safetensors(chance: Chance, canary: str, valid: bytes, other: bytes) -> bytes:
-    """Return a model or a checkpoint: bytes damaged, or its headers rewritten, the outer one or lrrn's inside it."""
+    """Return a model or a checkpoint with damaged bytes, or with a rewritten header: the outer one or lrrn's inside it."""
     match chance.randrange(8):
         case 0:
             return valid
@@ -296,7 +296,7 @@ def safetensors(chance: Chance, canary: str, valid: bytes, other: bytes) -> byte
 
 
 def _with_strange_numbers(valid: bytes, chance: Chance) -> bytes:
-    """Return a file whose headers are sound, and some of whose numbers no weights should be."""
+    """Return a file with valid headers and some invalid or extreme weights."""
     start = 8 + int.from_bytes(valid[:8], "little")
     for _ in range(chance.choice([1, 2, 5])):
         at = start + 4 * chance.randrange((len(valid) - start) // 4)

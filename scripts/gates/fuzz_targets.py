@@ -1,4 +1,4 @@
-"""What the fuzzer calls: each target writes an input, hands it to the library, and says which errors are documented for it."""
+"""Targets of the fuzzer. Each writes an input, passes it to the library, and states which errors are documented for it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FORBIDDEN = {"pickle.find_class", "os.system", "subprocess.Popen", "os.posix_spa
 
 
 class Undocumented(AssertionError):
-    """The library did what it does not say it does."""
+    """The library showed undocumented behaviour."""
 
 
 @final
 class Watch:
-    """What the interpreter does while the library reads: nothing may be unpickled, started, connected to or written."""
+    """Audit hook of the interpreter: while the library reads, it must not unpickle, start programs, connect or write."""
 
     def __init__(self) -> None:
         self._on, self._seen = False, list[str]()
@@ -52,7 +52,7 @@ class Watch:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Watch, and raise :class:`Undocumented` if there was anything to be seen."""
+        """Watch the block, and raise :class:`Undocumented` if a forbidden event occurred."""
         self._seen.clear()
         self._on = True
         try:
@@ -64,13 +64,13 @@ class Watch:
 
 
 class Target(ABC):
-    """A way into the library.
+    """An entry point of the library.
 
     Attributes
     ----------
     name : str
     share : int
-        How many of every hundred inputs go to it.
+        Percentage of the inputs for this target.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Target(ABC):
 
     @abstractmethod
     def __call__(self, chance: Chance) -> str:
-        """Try one input; return what came of it, or raise :class:`Undocumented`."""
+        """Test one input; return the outcome, or raise :class:`Undocumented`."""
 
     def write(self, name: str, content: bytes) -> Path:
         path = self.folder / name
@@ -136,7 +136,7 @@ class Idx(Target):
 
 @final
 class Npy(Target):
-    """``datasets.read_table`` of a .npy file, with another one for targets at times."""
+    """``datasets.read_table`` of a .npy file, sometimes with another one for targets."""
 
     name, share = "npy", 15
 
@@ -201,7 +201,7 @@ class Csv(Target):
 
 @final
 class Load(Target):
-    """``lrrn.load`` and what reads the reference of a model's file, and a prediction of what was loaded."""
+    """``lrrn.load``, the reader of a model's reference, and a prediction with the loaded model."""
 
     name, share = "load", 13
 
@@ -227,7 +227,7 @@ class Load(Target):
 
 @final
 class Checkpoint(Target):
-    """A run that resumes: what is refused leaves network and optimiser as they were."""
+    """Resuming a run: a rejected checkpoint must leave network and optimiser unchanged."""
 
     name, share = "checkpoint", 11
 
@@ -279,7 +279,7 @@ class Checkpoint(Target):
 
 @final
 class Earlier(Target):
-    """The ``results.json`` of an earlier record, and a report on what was accepted."""
+    """The ``results.json`` of an earlier record, and a report on accepted ones."""
 
     name, share = "record", 3
 
@@ -287,7 +287,7 @@ class Earlier(Target):
         super().__init__(folder, canary)
         committed = Path(__file__).resolve().parents[2] / "docs" / "record" / "mnist" / FILE
         content = json.loads(committed.read_text())
-        # as they would be named today
+        # row names with the current recipes
         named = {Row(name.split("-")[1], "mnist").name: row for name, row in content["rows"].items() if name.endswith("-seed0")}
         kept = list(named)[-6:-3]
         self.valid = {**content, "rows": {name: {**named[name], "row": name} for name in kept}}

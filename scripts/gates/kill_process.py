@@ -1,9 +1,9 @@
-"""Kill a training run with SIGKILL, again and again, and see that it ends with the bits of an undisturbed one.
+"""Kill a training run with SIGKILL repeatedly; check that the final model is bit-identical to that of an uninterrupted run.
 
-The run is ``lrrn train digits --checkpoint --resume``, with a checkpoint every 50 ms, in the middle of epochs too. A quarter of
-the kills come while the process starts, a quarter at a random time of training, half while a checkpoint is being written. After
-every kill the checkpoint must load, the restarted run must continue from it, and the log must be in order, but for a last line
-that may be cut off. The undisturbed run writes no checkpoints at all.
+The run is ``lrrn train digits --checkpoint --resume``, with a checkpoint every 50 ms, also within epochs. A quarter of the
+kills happen while the process starts, a quarter at a random time of training, half while a checkpoint is being written. After
+every kill the checkpoint must load, the restarted run must resume from it, and the log must be valid, except for a last line
+that may be truncated. The uninterrupted run writes no checkpoints.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kill_ranks import fingerprint, position
 TRAIN = ["train", "digits", "--batch-size", "4", "--hidden", "128,128", "--device", "cpu", "--seed", "0", "--overwrite"]
 WHILE = ("starting", "training", "writing", "writing")
 PLACE = struct.Struct("4q")
-"""What a worker tells through a shared file: epoch and step at which it began, epoch and step now; -1 before that."""
+"""Contents of the file shared with a worker: epoch and step at which it began, current epoch and step; -1 before that."""
 
 
 def work(place: str, arguments: list[str]) -> None:
-    """Run the command line as it is, with checkpoints more often, and tell where training stands."""
+    """Run the unmodified command line with more frequent checkpoints, and report the position of training."""
     from lrrn.cli import app
     from lrrn.learning import Trainer
 
@@ -63,7 +63,7 @@ def launch(command: list[str]) -> subprocess.Popen[str]:
 
 
 def remains(folder: Path) -> list[int]:
-    """Return the sizes of checkpoints that are, or were, being written."""
+    """Return the sizes of temporary checkpoint files, whose writing is in progress or was interrupted."""
     sizes = []
     for entry in os.scandir(folder):
         if entry.name.endswith(".part"):
@@ -75,7 +75,7 @@ def remains(folder: Path) -> list[int]:
 
 
 def strike(process: subprocess.Popen[str], kind: str, folder: Path, chance: random.Random, start: float, epoch: float) -> None:
-    """Wait for the moment and kill; raise if the process ends before it."""
+    """Wait for the right moment and kill the process; raise an error if it ends before."""
     checkpoint = folder / "run.ckpt"
     before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
 
@@ -88,7 +88,7 @@ def strike(process: subprocess.Popen[str], kind: str, folder: Path, chance: rand
     if kind == "starting":
         delay = chance.uniform(0, start)
     else:
-        # not before it wrote a checkpoint, so that the run gets on
+        # not before it wrote a checkpoint, so that the run makes progress
         wait(lambda: checkpoint.exists() and checkpoint.stat().st_mtime_ns != before, 0.002)
         delay = chance.uniform(0, 1.5 * epoch)
     end = time.monotonic() + delay
@@ -100,7 +100,7 @@ def strike(process: subprocess.Popen[str], kind: str, folder: Path, chance: rand
 
 
 def killed(process: subprocess.Popen[str], number: int, kind: str, folder: Path, place: Path) -> dict[str, Any]:
-    """Look at what a killed run left behind, which must be whole."""
+    """Check the files of a killed run, which must be complete."""
     process.communicate()
     if process.returncode != -signal.SIGKILL:
         raise SystemExit(f"kill {number}: the run ended by itself, with {process.returncode}")
@@ -110,12 +110,12 @@ def killed(process: subprocess.Popen[str], number: int, kind: str, folder: Path,
     entry["resumed_from"] = [begun, begun_step] if begun >= 0 else None
     entry["died_at"] = [epoch, step] if epoch >= 0 else None
     entry["unfinished_beside_it"] = remains(folder)
-    where = position(checkpoint)  # raises unless the checkpoint is whole
+    where = position(checkpoint)  # raises unless the checkpoint is complete
     entry["checkpoint"] = None if where is None else [where["epoch"], where["step"]]
     entry["sha256"] = None if where is None else hashlib.sha256(checkpoint.read_bytes()).hexdigest()
     if log.exists():
         lines = log.read_text().splitlines()
-        whole = lines if log.read_text().endswith("\n") or not lines else lines[:-1]  # the last may be cut off
+        whole = lines if log.read_text().endswith("\n") or not lines else lines[:-1]  # the last line may be truncated
         if [json.loads(line)["epoch"] for line in whole] != list(range(1, len(whole) + 1)):
             raise SystemExit(f"kill {number}: the log is out of order")
     return entry
@@ -192,7 +192,7 @@ def main() -> int:
             "undisturbed_seconds": undisturbed,
             "disturbed_seconds": time.monotonic() - began,
         }
-    # what lies beside it when a process died before it trained is of an earlier one
+    # temporary files of a process that died before training belong to an earlier one
     while_writing = sum(1 for entry in table if entry["unfinished_beside_it"] and entry["died_at"])
     equal = report["undisturbed"] == report["disturbed"]
     print(f"{len(table)} kills, {while_writing} of them with an unfinished checkpoint beside the whole one")

@@ -1,8 +1,8 @@
-"""Kill one rank of a training run at random, again and again, and see that the run ends with the bits of an undisturbed one.
+"""Kill random ranks of a training run repeatedly; check that the final model is bit-identical to that of an uninterrupted run.
 
-``torchrun --max-restarts`` starts all ranks anew after every kill; ``lrrn train --checkpoint --resume`` continues. Half of the
-kills come while the ranks start up, half within a few epochs after they wrote a checkpoint. After every kill the checkpoint is
-read: it must be whole.
+``torchrun --max-restarts`` restarts all ranks after every kill, and ``lrrn train --checkpoint --resume`` resumes. Half of the
+kills happen while the ranks start up, half within a few epochs after they wrote a checkpoint. After every kill the checkpoint
+is read: it must be complete.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def launch(ranks: int, restarts: int, arguments: list[str]) -> subprocess.Popen[
 
 
 def workers(launcher: int) -> dict[int, int]:
-    """Return the ranks that run at present and their process ids."""
+    """Return the running ranks and their process ids."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -46,7 +46,7 @@ def workers(launcher: int) -> dict[int, int]:
                 variables = dict(v.split("=", 1) for v in (folder / "environ").read_text().split("\0") if "=" in v)
                 found[int(variables["RANK"])] = int(folder.name)
             except (OSError, KeyError, ValueError):
-                continue  # it has just gone, or is not a rank yet
+                continue  # the process has just ended, or is not a rank yet
     return found
 
 
@@ -56,7 +56,7 @@ def fingerprint(model: Path) -> str:
 
 
 def position(checkpoint: Path) -> dict[str, Any] | None:
-    """Read a checkpoint, which must be whole if it is there, and say where the run stands."""
+    """Read a checkpoint, which must be complete if it exists, and return the position of the run."""
     if not checkpoint.is_file():
         return None
     where = storage.read(checkpoint, "checkpoint")[2]["position"]
@@ -64,7 +64,7 @@ def position(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def disturb(process: subprocess.Popen[str], checkpoint: Path, kills: int, ranks: int, epoch: float, start: float) -> list[dict]:
-    """Kill one rank after the other; return when, which and where the run stood."""
+    """Kill one rank after the other; return the time, the rank and the position of the run for each kill."""
     chance, table, known = random.Random(0), list[dict[str, Any]](), set[int]()
     while len(table) < kills:
         began, written = time.monotonic(), checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
@@ -74,7 +74,7 @@ def disturb(process: subprocess.Popen[str], checkpoint: Path, kills: int, ranks:
             time.sleep(0.02)
         known |= {*running.values()}
         early = len(table) % 2 == 0
-        # the undisturbed run may have started slowly, for want of compiled code: a start is over with the first checkpoint
+        # the uninterrupted run may have started slowly, to compile code: the start-up ends with the first checkpoint
         until = time.monotonic() + chance.uniform(0, start) if early else math.inf
         while time.monotonic() < until and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == written):
             if process.poll() is not None:

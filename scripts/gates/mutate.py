@@ -1,7 +1,7 @@
-"""Inject defects one at a time and see that the oracle tests notice; exit with 1 if a mutant survives.
+"""Mutation testing: inject one defect at a time and check that a test fails; exit with status 1 if a mutant survives.
 
-Each mutant is one exact replacement in one file; ``mutants.toml`` in the folders of tests lists those of the folder of the same
-name in the package. A mutant runs only the tests that should catch it, in a copy of the tree.
+Each mutant is one exact replacement in one file. ``mutants.toml`` in a folder of tests lists the mutants of the folder of the
+same name in the package. A mutant runs only the tests that should catch it, in a copy of the tree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Mutant:
 
 
 def mutants() -> list[Mutant]:
-    """Read all mutants, folder by folder; refuse those that cannot be made or have no such tests."""
+    """Read all mutants, folder by folder; raise an error if a replacement does not apply or a test does not exist."""
     found = []
     for path in sorted((ROOT / "tests").glob("*/mutants.toml")):
         found += [Mutant(**entry) for entry in tomllib.loads(path.read_text())["mutant"]]
@@ -55,9 +55,9 @@ def mutants() -> list[Mutant]:
 
 
 def stale(file: str) -> list[str]:
-    """Patterns of the compiled kernels that a change of a file makes stale: its own, and those that hold a copy of one of them.
+    """Return patterns of cached compiled kernels that a change of a file invalidates: its own, and those that contain a copy.
 
-    All others go along with the copy of the tree, which saves their compilation.
+    All other cache files are copied with the tree, which saves their compilation.
     """
     texts = {str(path.relative_to(PACKAGE)): path.read_text() for path in (PACKAGE / "kernels").rglob("*.py")}
     changed = [file]
@@ -91,7 +91,7 @@ def survives(mutant: Mutant) -> tuple[bool, str, float]:
 
 
 def main() -> int:
-    """Run all mutants, or those whose name or file contains one of some words."""
+    """Run all mutants, or those whose name or file contains one of the given words."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", default=[""], help="only mutants whose name or file contains one of these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many to run at once")

@@ -1,9 +1,9 @@
-"""Score a data set of twice the memory a process may have, and see that every row comes out as it would in memory.
+"""Out-of-core test: score a data set twice as large as the memory limit, and check that the results equal those in memory.
 
-The limit is on the address space (``ulimit -v``): what a small data set takes, plus some MiB. Under it the whole data set
-cannot be loaded, which is tried first. Then ``lrrn certify`` runs over it, and rows chosen at random are certified again in
-this process, without a limit: labels and radii must be equal to the bit. Last comes the peak memory of ``certified_radius`` on
-a memory map of a million rows.
+The limit is on the address space (``ulimit -v``): the need of a small data set, plus some MiB. First, loading the whole data
+set under this limit must fail. Then ``lrrn certify`` processes it, and randomly chosen rows are certified again in this process
+without a limit: labels and radii must be bit-identical. Finally, the peak memory of ``certified_radius`` is measured on a
+memory map of a million rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rows(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(path: Path, n: int) -> str | None:
-    """Write ``n`` random samples without holding them; return what --target should be."""
+    """Write ``n`` random samples without holding them in memory; return the value for --target."""
     rng, step = np.random.default_rng(1), 8192
     parts = (rows(rng, min(step, n - at)) for at in range(0, n, step))
     if path.suffix == ".npy":
@@ -88,7 +88,7 @@ def certify(limit: int | None, model: Path, data: Path, target: str | None, out:
 
 
 def again(model: Path, data: Path, target: str | None, out: Path, n: int) -> int:
-    """Certify some chunks in memory and compare; return how many rows were."""
+    """Certify some chunks in memory and compare; return the number of rows compared."""
     classifier = lrrn.load(model)
     size, table = classifier.chunk_rows_, lrrn.datasets.open_table(data, target)
     with np.load(out) as file:
@@ -147,7 +147,7 @@ def main() -> None:
     reports = []
     for suffix in (".npy",) if options.quick else (".npy", ".npz", ".parquet"):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            # Arrow holds the description of every group of rows, and memory in pieces
+            # Arrow keeps the metadata of every row group, and allocates memory in blocks
             reports.append(run(Path(folder), suffix, options.spare * (4 if suffix == ".parquet" else 1)))
         print(json.dumps(reports[-1]), flush=True)
     report: dict[str, Any] = {"larger than memory": reports}

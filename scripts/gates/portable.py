@@ -1,7 +1,7 @@
-"""Run the numerical tests under other machines' arithmetic, as far as one machine can play them; exit with 1 if any fails.
+"""Run the numerical tests under the arithmetic of other machines, emulated on this one; exit with status 1 if any test fails.
 
-Each row is a setting that changes what BLAS, torch's kernels, compiled code or threads compute in the last bits, or the oldest
-versions that pyproject.toml allows. A setting that this processor does not have is skipped, and the table says why.
+Each row is a setting that changes the last bits of BLAS, torch's kernels, compiled code or threads, or the oldest versions that
+pyproject.toml allows. A setting that this processor does not support is skipped, and the table says why.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lrrn.runtime.machine import cpu_flags, processor
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST = ROOT / ".venv-oldest"
 OLD = ("numpy", "scipy", "scikit-learn", "numba")
-"""Packages whose lowest version is tried."""
+"""Packages tested in their lowest version."""
 NUMERICAL = (
     "verified bounds energy error_bound oracle solver_contract solver_choice accelerated small_batch compiled_step gradients "
     "derivatives certify local shared multiplier energies single_precision precision objectives network trainer portable "
@@ -35,7 +35,7 @@ QUICK = "verified energy error_bound oracle small_batch compiled_step gradients 
 
 @dataclass(frozen=True)
 class Setting:
-    """Variables of the environment, and what the processor must have for them."""
+    """Environment variables, and the processor features they require."""
 
     name: str
     variables: dict[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ QUICK_SETTINGS = ("torch kernels: default", "MKL: SSE4.2", "MKL: compatible", "O
 
 
 def oldest_python() -> str:
-    """Set up an environment with the lowest versions that are allowed, and return its interpreter."""
+    """Create a virtual environment with the lowest allowed versions, and return its interpreter."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     stated = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", text).groups() for text in project["dependencies"])  # type: ignore[union-attr]
     pins = [f"{name}=={stated[name]}" for name in OLD]
@@ -91,7 +91,7 @@ def oldest_python() -> str:
 
 
 def run(setting: Setting, names: list[str], jobs: int) -> dict[str, Any]:
-    """Run the tests under a setting and say how that went."""
+    """Run the tests under a setting and return the outcome."""
     if setting.flag is not None and setting.flag not in cpu_flags():
         return {"setting": setting.name, "outcome": f"skipped: this processor has no {setting.flag}"}
     start = time.perf_counter()
@@ -113,7 +113,7 @@ def run(setting: Setting, names: list[str], jobs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the rows that are asked for, print the table, and exit with 1 if one failed."""
+    """Run the requested rows, print the table, and exit with status 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few settings and the shortest of the tests")
     parser.add_argument("--only", action="append", metavar="TEXT", help="settings whose name contains this; may be repeated")

@@ -1,7 +1,7 @@
-"""One rank against two: gradients, training, throughput, what communication costs, and what that means for more ranks.
+"""Compare one rank with two: gradients, training, throughput and communication cost; extrapolate to more ranks.
 
-Ranks are started by torchrun on this machine and talk through Gloo. The extrapolation is arithmetic on the times measured, with
-the assumptions it writes beside its figures. Nothing here was run on several machines or GPUs.
+Ranks are started by torchrun on this machine and communicate with Gloo. The extrapolation is computed from the measured times,
+under assumptions that are printed with its figures. Nothing here was run on several machines or GPUs.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ NETWORKS = ((784, 64, 64, 10), (784, 512, 512, 10))
 BATCHES = (10, 100, 1000, 8000)
 MESSAGES = (10**3, 10**4, 10**5, 10**6, 10**7)
 LINKS = {"this machine, measured": None, "10 Gbit/s, 25 us": (25e-6, 1.25e9), "100 Gbit/s, 5 us": (5e-6, 12.5e9)}
-"""Latency of a message in seconds and bytes a second, assumed for links between machines."""
+"""Assumed links between machines: latency of a message in seconds, and bytes per second."""
 
 
-# --- what every rank does -----------------------------------------------------------------------------------------------
+# --- work of every rank -------------------------------------------------------------------------------------------------
 
 
 def images(n: int, dtype: torch.dtype = torch.float32) -> Data:
@@ -61,7 +61,7 @@ def network(sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> LRRN:
 
 
 def gradients(quick: bool) -> dict[str, torch.Tensor]:
-    """Return the gradient of one batch for every objective, type and batch."""
+    """Return the gradient of one batch for every objective, dtype and batch size."""
     found = {}
     for objective in OBJECTIVES:
         for dtype in (torch.float32, torch.float64):
@@ -74,7 +74,7 @@ def gradients(quick: bool) -> dict[str, torch.Tensor]:
 
 
 def training(quick: bool) -> list[dict[str, Any]]:
-    """Train a classifier on the digits from several seeds; the first one twice, which must give the same bits."""
+    """Train a classifier on the digits with several seeds; the first seed twice, which must give bit-identical results."""
     (X, y), (X_test, y_test) = datasets.load("digits"), datasets.load("digits", "test")
     records, first = [], None
     for seed in (0, 0, *range(1, 2 if quick else 10)):
@@ -90,7 +90,7 @@ def training(quick: bool) -> list[dict[str, Any]]:
 
 
 def throughput(quick: bool) -> list[dict[str, Any]]:
-    """Time epochs of contrastive learning; the first one warms up, the best of the others counts."""
+    """Time epochs of contrastive learning; the first is a warm-up, the fastest of the others counts."""
     records = []
     for sizes in NETWORKS[:1] if quick else NETWORKS:
         for batch in BATCHES[1:3] if quick else BATCHES:
@@ -108,12 +108,12 @@ def throughput(quick: bool) -> list[dict[str, Any]]:
 
 
 def communication(quick: bool) -> list[dict[str, Any]]:
-    """Time adding up float32 vectors over all ranks."""
+    """Time the all-reduce of float32 vectors over all ranks."""
     team, records = ranks.current(), []
     for n in MESSAGES[1:4] if quick else MESSAGES:
         vector, times = torch.zeros(n), []
         for _ in range(8 if n >= 10**6 else 60):
-            team.add_up(torch.zeros(1))  # together
+            team.add_up(torch.zeros(1))  # barrier
             start = time.perf_counter()
             team.add_up(vector)
             times.append(time.perf_counter() - start)
@@ -128,7 +128,7 @@ def worker(folder: Path, sections: list[str], quick: bool) -> None:
             torch.save(found, folder / "found.pt")
 
 
-# --- what the parent makes of it ----------------------------------------------------------------------------------------
+# --- evaluation in the parent -------------------------------------------------------------------------------------------
 
 
 def launch(n: int, threads: int, sections: list[str], quick: bool) -> dict[str, Any]:
@@ -140,9 +140,9 @@ def launch(n: int, threads: int, sections: list[str], quick: bool) -> dict[str, 
 
 
 def compared(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Return the differences of gradients relative to their norms.
+    """Return the relative differences of gradients.
 
-    A contrastive gradient is the difference of two, and rounds as they do: it is compared with the sum of their norms.
+    A contrastive gradient is the difference of two and has their rounding errors: its reference is the sum of their norms.
     """
 
     def size(name: str) -> float:
@@ -154,7 +154,7 @@ def compared(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> dict
 
 
 def statistically_equal(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compare seed by seed: the mean difference against what its spread over seeds allows (paired t)."""
+    """Compare seed by seed with a paired t-test: the mean difference relative to its spread over seeds."""
     summary: dict[str, Any] = {"one": one, "two": two}
     for measure in ("accuracy", "median_radius", "loss"):
         differences = [b[measure] - a[measure] for a, b in zip(one, two, strict=True)]
@@ -180,8 +180,8 @@ def line(records: list[dict[str, Any]]) -> tuple[float, float]:
 def extrapolated(alone: list[dict[str, Any]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Predict the speed-up of N ranks of one core each over one such rank.
 
-    A step takes the share b / N of its time on one rank, plus a ring of N ranks: 2 (N - 1) messages of a latency each and
-    2 (N - 1) / N of the bytes. On the link measured, two messages of half the bytes each are what was timed.
+    A step takes the share b / N of its time on one rank, plus a ring all-reduce of N ranks: 2 (N - 1) messages with one latency
+    each, and 2 (N - 1) / N of the bytes. The timing of the measured link is for two messages of half the bytes each.
     """
     latency, rate = line(messages)
     rows = []
@@ -258,7 +258,7 @@ def main() -> None:
             "cores": os.cpu_count(),
             "processor": platform.processor() or platform.machine(),
             "torch": torch.__version__,
-            # near 0 on an idle machine; timings of a busy one say little
+            # near 0 on an idle machine; timings of a busy machine are unreliable
             "load before and after": (load, os.getloadavg()[0]),
         },
         "largest relative difference of gradients": max(differences.values()),

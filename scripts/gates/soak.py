@@ -1,12 +1,13 @@
-"""Soak: millions of inferences with random networks and inputs, every answer either converged within tolerance or flagged.
+"""Soak test: millions of inferences with random networks and inputs. Every solution must be within tolerance or flagged.
 
-Networks of one to four layers with Hessians conditioned up to 1e8, weights, biases and inputs from denormal to huge, every kind
-of constraint, float32 and float64, free and clamped phases. What the library calls converged is checked by plain NumPy in
-float64 from the definition of the energy, and in exact rational arithmetic where float64 cannot tell: |r| <= tol max(1, |q|),
-feasible, finite. An answer that fails this and was not flagged is a silent failure; one is enough to end with status 1.
+Networks have one to four layers, Hessians with condition numbers up to 1e8, weights, biases and inputs from denormal to huge,
+and every kind of constraint. Solves are in float32 and float64, of free and clamped phases. Solutions that the library reports
+as converged are checked with plain NumPy in float64 from the definition of the energy, and in exact rational arithmetic where
+float64 is inconclusive: |r| <= tol max(1, |q|), feasible, finite. A solution that fails this check and was not flagged is a
+silent failure. A single silent failure makes the script exit with status 1.
 
-A case is a network and a batch, drawn from the seed and its number alone, so any case can be repeated (``--case``) and an
-interrupted run goes on where it was (``--state``).
+A case is a network and a batch, determined by the seed and its number. So any case can be repeated (``--case``), and an
+interrupted run can resume (``--state``).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SIZES = {
     "wide": {torch.float64: ((-10, 6), (-40, 40)), torch.float32: ((-10, 4), (-30, 15))},
     "extreme": {torch.float64: ((-320, 170), (-322, 306)), torch.float32: ((-45, 21), (-45, 37))},
 }
-"""Powers of ten that weights and vectors are scaled by: far from one, and up to where the dtype ends."""
+"""Ranges of the decimal exponents of weights and vectors: far from 0, and up to the limits of the dtype."""
 SOLVERS = ("auto",) * 12 + ("coordinate_descent", "accelerated", "newton")
 
 
@@ -50,7 +51,7 @@ SOLVERS = ("auto",) * 12 + ("coordinate_descent", "accelerated", "newton")
 
 @dataclass(frozen=True)
 class Case:
-    """A network, a batch and how to solve it."""
+    """A network, a batch and the settings of the solve."""
 
     number: int
     net: lrrn.LRRN
@@ -60,7 +61,7 @@ class Case:
     tol: float | None
     kind: str
     corrected: bool
-    """Whether coordinate descent in float64 begins with corrections in float32, as it does for networks wider than these."""
+    """Whether coordinate descent in float64 begins with corrections in float32, as is the default only for wider networks."""
 
 
 def draw(seed: int, number: int, batch: int) -> Case:
@@ -99,7 +100,7 @@ def draw(seed: int, number: int, batch: int) -> Case:
     if rng.random() < 0.25:
         y = torch.from_numpy(_vectors(rng, batch, sizes[-1], kind, dtype)).to(dtype)
         y = y.clamp(net.intervals[-1].lo, net.intervals[-1].hi)
-        # an end that the dtype cannot hold may have been rounded out of the set
+        # a bound that the dtype cannot represent may have been rounded out of the interval
         inside = ((y.double() >= net.intervals[-1].lo) & (y.double() <= net.intervals[-1].hi)).all()
         y = y if bool(inside) else None
     tol = None
@@ -109,7 +110,7 @@ def draw(seed: int, number: int, batch: int) -> Case:
 
 
 def _weights(rng: np.random.Generator, shape: tuple[int, int], kind: str, dtype: torch.dtype) -> Array:
-    """Draw a matrix: Gaussian; or of singular values up to 1e4, which condition H up to 1e8; or of any size, or zero."""
+    """Draw a matrix: Gaussian; with singular values up to 1e4, so that H is conditioned up to 1e8; of any scale; or zero."""
     w = rng.standard_normal(shape) / math.sqrt(shape[1])
     if kind == "plain":
         return w
@@ -127,14 +128,14 @@ def _weights(rng: np.random.Generator, shape: tuple[int, int], kind: str, dtype:
 
 
 def _vectors(rng: np.random.Generator, n: int, size: int, kind: str, dtype: torch.dtype) -> Array:
-    """Draw rows, each with a scale of its own."""
+    """Draw rows, each with its own scale."""
     v = rng.standard_normal((n, size))
     scale = rng.uniform(-3, 3, (n, 1))
     if kind in SIZES:
         scale = np.where(rng.random((n, 1)) < 0.5, rng.uniform(*SIZES[kind][dtype][1], (n, 1)), scale)
     v *= 10.0**scale
     v[rng.random((n, size)) < 0.05] = 0.0
-    # entries of very different sizes in one row
+    # entries of very different magnitudes in one row
     if kind != "plain" and rng.random() < 0.3:
         v *= 10.0 ** rng.uniform(-6, 0, (n, size))
     limit = float(torch.finfo(dtype).max)
@@ -145,7 +146,7 @@ def _vectors(rng: np.random.Generator, n: int, size: int, kind: str, dtype: torc
 
 
 def gradient(case: Case, layers: list[Array], number: Callable[[Array], Array], absolute: bool = False) -> tuple[Array, Array]:
-    """Return dE/dz and dE/dz at z = 0, which is -q, from the definition of E; a row a sample, unknown layers side by side.
+    """Return dE/dz and dE/dz at z = 0, which is -q, from the definition of E; one row per sample, unknown layers concatenated.
 
     Parameters
     ----------
@@ -153,9 +154,9 @@ def gradient(case: Case, layers: list[Array], number: Callable[[Array], Array], 
     layers : list of float64 arrays
         x, z_1, ..., z_L.
     number : callable
-        Turns arrays into the arithmetic wanted.
+        Converts arrays to the number type of the computation.
     absolute : bool
-        Add up absolute values instead: rounding is relative to these sums.
+        Sum absolute values instead, since rounding errors are relative to these sums.
     """
     net, n_unknown = case.net, _n_unknown(case)
     sign = 1 if absolute else -1
@@ -183,14 +184,14 @@ def gradient(case: Case, layers: list[Array], number: Callable[[Array], Array], 
 
 
 def norms(rows: Array) -> Array:
-    """Euclidean norms that neither overflow nor underflow."""
+    """Return Euclidean norms, computed without overflow or underflow."""
     size = np.abs(rows).max(axis=1, initial=0)
     safe = np.where((size > 0) & np.isfinite(size), size, 1)
     return safe * np.sqrt(((rows / safe[:, None]) ** 2).sum(axis=1))
 
 
 def ratios(case: Case, layers: list[Array], limits: tuple[Array, Array], tol: float, kind: type) -> tuple[Array, Array]:
-    """Return |r| / (tol max(1, |q|)) of every row in a float type, and how large it is at most, rounding included."""
+    """Return |r| / (tol max(1, |q|)) of every row in a float type, and an upper bound that includes rounding errors."""
     g, minus_q = gradient(case, layers, lambda array: array.astype(kind))
     sums, sums_q = gradient(case, layers, lambda array: array.astype(kind), absolute=True)
     rounding = 8 * (max(case.net.sizes) + 8) * np.finfo(kind).eps
@@ -202,7 +203,7 @@ def ratios(case: Case, layers: list[Array], limits: tuple[Array, Array], tol: fl
 
 
 def exact_ratio(case: Case, layers: list[Array], limits: tuple[Array, Array], tol: float) -> float:
-    """Return the same for a single row, in rational arithmetic until the last root."""
+    """Return the same ratio for a single row, in rational arithmetic up to the final square root."""
     g, minus_q = (part[0] for part in gradient(case, layers, np.vectorize(Fraction, otypes=[object])))
     z, (lo, hi) = np.concatenate(layers[1 : 1 + _n_unknown(case)], axis=1)[0], limits
     r2 = sum(
@@ -223,7 +224,7 @@ def _n_unknown(case: Case) -> int:
 
 
 def _bounds(case: Case, dtype: torch.dtype) -> tuple[Array, Array]:
-    """Bounds of the unknowns, as the dtype of the solve holds them."""
+    """Return the bounds of the unknowns, rounded to the dtype of the solve."""
     n = _n_unknown(case)
     ends = []
     for side in ("lo", "hi"):
@@ -236,10 +237,10 @@ def _bounds(case: Case, dtype: torch.dtype) -> tuple[Array, Array]:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """Solve a case and judge every answer; return counts."""
+    """Solve a case and check every solution; return counts."""
     coordinate_descent.SINGLE_FROM = 0 if case.corrected else math.inf
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the flags are what counts here
+        warnings.simplefilter("ignore")  # only the flags matter here
         solution = case.net.infer(case.x, case.y, solver=case.solver, tol=case.tol)
     dtype = solution.activations[0].dtype
     converged = solution.converged.numpy()
@@ -263,7 +264,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def judge(case: Case, layers: list[Array], limits: tuple[Array, Array], tol: float, counts: Counter[str]) -> Array:
-    """Return |r| / (tol max(1, |q|)) of every row, in as much precision as it takes to tell whether it is above one."""
+    """Return |r| / (tol max(1, |q|)) of every row, in sufficient precision to decide whether it exceeds one."""
     ratio, at_most = ratios(case, layers, limits, tol, np.float64)
     for i in np.flatnonzero(~(at_most <= 1)):
         one = [layer[i : i + 1] for layer in layers]
@@ -343,7 +344,7 @@ def fresh(seed: int, batch: int) -> dict[str, Any]:
 
 
 def soak(report: dict[str, Any], solves: int, state: Path | None) -> None:
-    """Run cases from where the report stands until it holds enough solves."""
+    """Run cases, resuming after those in the report, until it contains enough solves."""
     begun, before, saved = time.monotonic(), report["seconds"], time.monotonic()
     while report["all"].get("solves", 0) < solves:
         case = draw(report["seed"], report["networks"], report["batch"])

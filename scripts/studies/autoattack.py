@@ -1,10 +1,10 @@
-"""AutoAttack (Croce and Hein, 2020) in the Euclidean norm on an MNIST classifier, beside our own attacks and certificates.
+"""AutoAttack (Croce and Hein, 2020) in the Euclidean norm on an MNIST classifier, compared with our attacks and certificates.
 
-lrrn.attacks.autoattack says which attacks these are and what counts as a success.
+The attacks and the criterion of success are described in lrrn.attacks.autoattack.
 
-Needs torchattacks, which the benchmark environment has, the MNIST files, and the network that
-scripts/studies/mnist_certificates.py trains. Runs on one thread; 500 images at two sizes take some ten minutes. Ends with
-status 1 if an attack gets inside a radius.
+Requires torchattacks, which is in the benchmark environment, the MNIST files, and the network trained by
+scripts/studies/mnist_certificates.py. Runs on one thread; 500 images at two sizes take about ten minutes. Exits with status 1
+if an attack succeeds within a certified radius.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
     if not isinstance(classifier, LRRNClassifier):
         parser.error(f"{options.model} holds a {type(classifier).__name__}, not a classifier")
     X, y = (part[: options.images] for part in datasets.load("mnist", "test"))
-    torch.set_num_threads(1)  # the kernels too, not only BLAS
+    torch.set_num_threads(1)  # limits the kernels too, not only BLAS
     with one_thread():
         own = audit.attack(options.model.stem, classifier, X, y, sizes, options.method, clip=(0.0, 1.0), seed=options.seed)
         distances = np.where(own.right, np.inf, 0.0)

@@ -1,7 +1,7 @@
-"""Certify a wide network by ``shared`` alone and beside one busy loop a core, and compare the seconds.
+"""Time ``shared`` certificates of a wide network on an idle machine and with one busy loop per core, and compare.
 
-Beside one busy loop a core the fair share is one half, so twice as long is what a program can hope for. The network has random
-weights and a read-out with unit rows; the inputs are images of MNIST if LRRN_DATA has them, and random numbers otherwise.
+With one busy loop per core the fair share of CPU time is one half, so twice the time is the best possible. The network has
+random weights and a read-out with rows of unit norm. The inputs are MNIST images if LRRN_DATA has them, else random numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def inputs(n: int) -> tuple[str, torch.Tensor]:
 
 
 def certified(width: int, x: torch.Tensor, busy: int) -> dict[str, Any]:
-    """Time the constants that all images share, and the images, beside so many busy loops."""
+    """Time the constants shared by all images, and the images, while ``busy`` busy loops run."""
     net = network(width)
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
@@ -59,14 +59,14 @@ def certified(width: int, x: torch.Tensor, busy: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print a line a run, and write the file if one is named."""
+    """Measure, print one line per run, and write the output file if one is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     name, x = inputs(options.images)
-    certified(64, x[:32], 0)  # compile what is to be compiled
+    certified(64, x[:32], 0)  # warm-up: compile all kernels
     rows = []
     for busy in (0, cores()):
         rows.append(certified(options.width, x, busy))

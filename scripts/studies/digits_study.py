@@ -1,8 +1,8 @@
 """Accuracy on scikit-learn's digits: contrastive, margin, and semi-supervised with 100 labels, five seeds each.
 
-Splits are train_test_split(test_size=0.25, stratify=y, random_state=seed). The settings are the estimator's defaults or were
-chosen with --select, which never looks at the test quarter: it holds a fifth of each training part back and scores on that.
-They are equal for all seeds.
+Splits are train_test_split(test_size=0.25, stratify=y, random_state=seed). The hyper-parameters are the estimator's defaults or
+were chosen with --select. It never uses the test quarter: it holds out a fifth of each training part and scores on that. The
+hyper-parameters are the same for all seeds.
 """
 
 from __future__ import annotations

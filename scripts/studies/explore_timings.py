@@ -1,8 +1,8 @@
-"""How long the explorer takes from a stroke to its answer, in headless Chromium; and pictures of the page for the docs.
+"""Measure the latency of the explorer from a stroke to its response, in headless Chromium; take screenshots for the docs.
 
-Digits are written with the mouse at sixty moves a second. A time runs from the oldest pointer event an answer covers to the
-frame that shows the answer, by the browser's own clock. Times are taken while the server still proves its constants in the
-background, as in the first half minute after it starts, and after that.
+Digits are drawn with the mouse at sixty moves per second. Latency is the time from the oldest pointer event that a response
+covers to the frame that shows the response, by the browser's clock. It is measured while the server still computes its
+constants in the background, as in the first half minute after its start, and after that.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def measured(page: Page, rounds: int) -> dict[str, Any]:
-    """Write digits and return how long answers took, in milliseconds, and how often the label was the digit's."""
+    """Draw digits and return the latency of responses, in milliseconds, and how often the predicted label was correct."""
     page.evaluate(
         "performance.clearMeasures(); performance.clearResourceTimings(); performance.setResourceTimingBufferSize(9999)"
     )
@@ -91,7 +91,7 @@ def spread(times: list[float]) -> dict[str, float]:
 
 
 def picture(page: Page, path: Path) -> None:
-    """Write a five, attack it, clamp a label, and keep what the page looks like."""
+    """Draw a five, attack it, clamp a label, and save a screenshot of the page."""
     page.click("#clear")
     for line in strokes(5):
         draw(page, "#pad", line, pause=1 / 60)

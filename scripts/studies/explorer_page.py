@@ -1,4 +1,4 @@
-"""The explorer in the system's Chromium, driven by Playwright, for its tests and timings."""
+"""Control the explorer in the system's Chromium with Playwright, for its tests and timings."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 Line = list[tuple[float, float]]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-"""Whatever a page names, the browser reaches this machine only."""
+"""Browser option that restricts network access to this machine."""
 
 
 def find() -> str | None:
-    """Return the path of a Chromium, or None: the variable CHROMIUM, or what is installed."""
+    """Return the path of Chromium, from the environment variable CHROMIUM or an installed one; None if there is none."""
     return os.environ.get("CHROMIUM") or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Run the installed Chromium without a window; Playwright's own browsers are not needed."""
+    """Run the installed Chromium headless; Playwright's own browsers are not needed."""
     from playwright.sync_api import sync_playwright
 
-    sandbox = not hasattr(os, "geteuid") or os.geteuid() != 0  # root has none
+    sandbox = not hasattr(os, "geteuid") or os.geteuid() != 0  # root has no sandbox
     with (
         sync_playwright() as playwright,
         playwright.chromium.launch(executable_path=find(), chromium_sandbox=sandbox, args=[ALONE]) as browser,
@@ -44,17 +44,17 @@ def chromium() -> Iterator[Browser]:
 
 
 def new_page(browser: Browser, requests: list[str], problems: list[str], seconds: float, **options: Any) -> Page:
-    """Return an empty page that notes every request, of data: addresses too, and everything that goes wrong.
+    """Return an empty page that records every request, including data: URLs, and all errors and warnings.
 
     Parameters
     ----------
     browser : Browser
     requests, problems : list of str
-        Where addresses, errors and warnings are appended.
+        Lists to which URLs, and errors and warnings, are appended.
     seconds : float
-        How long the page waits for anything.
+        Default timeout of the page.
     **options
-        Of Playwright's ``new_page``.
+        Options of Playwright's ``new_page``.
     """
     page = browser.new_page(**{"viewport": {"width": 1280, "height": 900}} | options)
     page.set_default_timeout(1000 * seconds)
@@ -67,7 +67,7 @@ def new_page(browser: Browser, requests: list[str], problems: list[str], seconds
 
 
 def until(page: Page, condition: str, seconds: float = 60.0) -> Any:
-    """Wait until an expression holds and return its value, as ``wait_for_function`` cannot: the page's policy forbids eval."""
+    """Poll an expression until it is true; return its value. The page's policy forbids eval, so not ``wait_for_function``."""
     end = time.monotonic() + seconds
     while not (value := page.evaluate(condition)):
         if time.monotonic() > end:
@@ -77,13 +77,13 @@ def until(page: Page, condition: str, seconds: float = 60.0) -> Any:
 
 
 def draw(page: Page, selector: str, points: Line, pause: float = 0.004, touch: bool = False) -> None:
-    """Draw a line through points given in shares of an element's width and height, with the mouse or a finger."""
+    """Draw a line through points, given as fractions of an element's width and height, by mouse or touch."""
     element = page.locator(selector)
     element.scroll_into_view_if_needed()
     box = element.bounding_box()
     assert box is not None
     places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
-    if touch:  # Playwright only taps
+    if touch:  # Playwright supports only taps
         session = page.context.new_cdp_session(page)
         for kind, (x, y) in zip(["touchStart"] + ["touchMove"] * (len(places) - 1), places, strict=True):
             session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": x, "y": y}]})
@@ -99,7 +99,7 @@ def draw(page: Page, selector: str, points: Line, pause: float = 0.004, touch: b
 
 
 def strokes(digit: int) -> list[Line]:
-    """Return how a digit is written, as lines of points in the unit square."""
+    """Return the strokes of a digit, as lines of points in the unit square."""
     lines = [[tuple(map(int, point.split(","))) for point in line.split()] for line in DIGITS[digit].split("|")]
     return [_dense([(x / 100, y / 100) for x, y in line]) for line in lines]
 
@@ -124,12 +124,12 @@ DIGITS = {
     8: "50,48 36,36 38,20 50,14 63,20 63,35 50,48 36,62 36,78 50,86 64,78 64,62 50,48",
     9: "66,30 54,16 38,22 36,40 50,48 65,36 67,28 62,60 50,86",
 }
-"""Lines, in hundredths of the width and height."""
+"""Strokes by digit, in hundredths of the width and height."""
 
 
 @contextmanager
 def explorer(*arguments: str, seconds: float = 60.0) -> Iterator[str]:
-    """Run ``lrrn explore`` as people start it, yield its address, interrupt it and see that it ends in peace."""
+    """Run ``lrrn explore`` as a subprocess, yield its URL, interrupt it and check that it exits cleanly."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told.json"
         command = [sys.executable, "-m", "lrrn", "explore", *arguments, "--port", "0", "--no-open", "--json", str(told)]
@@ -144,7 +144,7 @@ def explorer(*arguments: str, seconds: float = 60.0) -> Iterator[str]:
 
 
 def _address(path: Path, server: subprocess.Popen[str], seconds: float) -> str:
-    """Wait for the file that says where the server is."""
+    """Wait for the file with the server's URL, and return the URL."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if server.poll() is not None:

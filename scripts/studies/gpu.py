@@ -1,8 +1,8 @@
-"""Everything that is claimed of a GPU: its tests, then solving, training steps and whole trainings, timed and rescored.
+"""Measure all figures about GPUs: tests, then timings of solves, training steps and complete trainings, with accuracy checks.
 
-Solves and steps are timed as CUDA graphs between device events, medians of replays. Both contenders of a solve take as few
-steps as reach the error asked for, measured against a float64 solution; the answer that was timed is the one that is rescored.
-Sections can be run one at a time; what an earlier call wrote to the JSON file stays.
+Solves and steps are timed as CUDA graphs between device events; the median of several replays is reported. Both contenders of a
+solve take the smallest number of steps that reaches the required error, measured against a float64 solution. The error is
+computed for the solution that was timed. Sections can be run separately; results of earlier calls stay in the JSON file.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from lrrn.studies.common.runs import DECAYS, Run
 
 ERROR = 1e-4
 WARM = 0.05
-"""Seconds of launches before the first that is timed: a device that was idle takes as long to get going."""
+"""Seconds of warm-up launches before the first timed one: an idle device takes this long to reach full speed."""
 EPOCH = 128
-"""Steps of an epoch to time some of; more than are ever taken in a row."""
+"""Number of steps of the epoch that timings are taken from; larger than any number of consecutive steps."""
 CASES = [((784, 64, 64, 10), n) for n in (16, 256, 4096, 60_000)] + [
     ((784, 256, 256, 10), 256),
     ((784, 256, 256, 10), 4096),
@@ -86,9 +86,9 @@ Rows = Iterator[dict[str, Any]]
 
 
 def tests(options: argparse.Namespace) -> Rows:
-    """Run the tests marked ``gpu``, each file in a process of its own: most of their time goes to compiling kernels."""
+    """Run the tests marked ``gpu``, each file in a separate process: most of their time is spent compiling kernels."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    # files whose packages are not on this machine are not collected, which is an error, but they have no such tests
+    # files with missing packages cause collection errors, but they contain no such tests
     listed = subprocess.run([*command, "--collect-only", "tests"], capture_output=True, text=True, check=False).stdout
     files = sorted({line.split("::")[0] for line in listed.splitlines() if "::" in line})
     started = {file: subprocess.Popen([*command, file], stdout=subprocess.PIPE, text=True) for file in files}
@@ -118,9 +118,9 @@ def replayed(work: Callable[[], None], repeats: int = 30) -> float:
 
 
 def median(launch: Callable[[], Any], repeats: int, rewind: Callable[[], Any] = lambda: None) -> float:
-    """Return the median microseconds between device events around a launch, once the device is at its pace.
+    """Return the median microseconds between device events around a launch, after a warm-up.
 
-    ``rewind`` is called before every launch, and not timed.
+    ``rewind`` is called before every launch and is not timed.
     """
     times = []
     until = time.perf_counter() + WARM
@@ -137,10 +137,10 @@ def median(launch: Callable[[], Any], repeats: int, rewind: Callable[[], Any] = 
 
 
 def ours(qp: BoxQP, exact: torch.Tensor) -> dict[str, Any]:
-    """Start, rounds of sweeps, gradient and residual, at the fastest choice that reaches the error."""
+    """Time our solver (start, rounds of sweeps, gradient, residual) with the fastest settings that reach the error."""
     z, never = torch.zeros_like(qp.q), torch.zeros(qp.n_samples, dtype=torch.float64, device=qp.q.device)
     best: dict[str, Any] = {"us": None}
-    refines = getattr(Accelerated().begin(qp), "refines", False)  # then one call has rounds of its own
+    refines = getattr(Accelerated().begin(qp), "refines", False)  # if so, one call has its own rounds
     for rounds in (1,) if refines else (1, 2, 3, 4, 6, 8, 12):
         for sweeps in range(4, 400 if refines else LONGEST + 1, 4):
             answer: dict[str, torch.Tensor] = {}
@@ -166,7 +166,7 @@ def ours(qp: BoxQP, exact: torch.Tensor) -> dict[str, Any]:
 
 
 def fista(qp: BoxQP, exact: torch.Tensor) -> dict[str, Any]:
-    """Projected gradient with the best constant momentum, in float32 with torch's own products."""
+    """Time projected gradient with the best constant momentum, in float32 with torch's matrix products."""
     h = qp.hessian.dense()
     values = torch.linalg.eigvalsh(h.double())
     small, large = float(values[0]), float(values[-1])
@@ -193,7 +193,7 @@ def fista(qp: BoxQP, exact: torch.Tensor) -> dict[str, Any]:
 
 
 def solving(options: argparse.Namespace) -> Rows:
-    """Time one free phase to an error of 1e-4, residual checked, against torch FISTA: random, trained, boxed and free units."""
+    """Time one free phase to an error of 1e-4, with residual, against torch FISTA: random, trained, box and free units."""
     easy = conditioned(lrrn.LRRN((784, 64, 64, 10), generator=generator(), device="cuda"), 10.0)
     cases = [("random weights, scaled", easy, n) for n in (16, 256, 4096, 60_000)]
     cases += [("random weights", lrrn.LRRN(sizes, generator=generator(), device="cuda"), n) for sizes, n in CASES]
@@ -225,7 +225,7 @@ def condition(net: lrrn.LRRN) -> float:
 
 
 def conditioned(net: lrrn.LRRN, target: float) -> lrrn.LRRN:
-    """Scale a network's weights until its Hessian has a condition number."""
+    """Scale a network's weights until its Hessian has the given condition number."""
     weights, low, high = [w.detach().clone() for w in net.W], 0.0, 1.0
     for _ in range(30):
         scale = (low + high) / 2
@@ -250,7 +250,7 @@ def batch_of(n: int) -> Data:
 
 
 def steps(options: argparse.Namespace) -> Rows:
-    """Time a captured training step, optimiser included: a graph of several, as in training, over their number."""
+    """Time a captured training step with its optimiser: a graph of several steps, as in training, divided by their number."""
     for objective, sizes, batch, optimizer in (
         (Contrastive(), (784, 64, 64, 10), 10, "adam"),
         (Contrastive(), (784, 64, 64, 10), 10, "sgd"),
@@ -282,7 +282,7 @@ def steps(options: argparse.Namespace) -> Rows:
 
 
 def by_kernel(launch: Callable[[], Any], steps: int, repeats: int = 2) -> dict[str, float]:
-    """Return the microseconds that each kernel takes in a step, the longest first; a launch takes ``steps`` of them."""
+    """Return the microseconds of each kernel per training step, longest first; a launch contains ``steps`` steps."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         for _ in range(repeats):
             launch()
@@ -296,9 +296,9 @@ def by_kernel(launch: Callable[[], Any], steps: int, repeats: int = 2) -> dict[s
 
 
 def many(options: argparse.Namespace) -> Rows:
-    """Train 1, 4, 8, 16 and 32 networks, the last some at a time, for an epoch of 10,000 steps."""
+    """Train 1, 4, 8, 16 and 32 networks for an epoch of 10,000 steps; the 32 in groups of 8 or 16."""
     data = batch_of(100_000)
-    for count, at_once in ((1, 1), (1, 1), (4, 4), (8, 8), (16, 16), (32, 8), (32, 16)):  # the first warms up
+    for count, at_once in ((1, 1), (1, 1), (4, 4), (8, 8), (16, 16), (32, 8), (32, 16)):  # the first is a warm-up
         nets = [lrrn.LRRN((784, 64, 64, 10), generator=generator(seed), device="cuda") for seed in range(count)]
         trainers = [Trainer(net, Contrastive(), Settings(epochs=1, learning_rate=0.1)) for net in nets]
         began = time.perf_counter()
@@ -307,7 +307,7 @@ def many(options: argparse.Namespace) -> Rows:
 
 
 def paper(options: argparse.Namespace) -> Rows:
-    """Train the paper's network on MNIST as its Table 2 has it, twice for a few epochs to compare bits, and look at it."""
+    """Train the paper's MNIST network of Table 2 and measure it; train it twice for a few epochs to compare bits."""
     run = Run("contrastive", "mnist", decay=DECAYS[0])
     X, y = lrrn.datasets.load("mnist", "train")
     X_test, y_test = lrrn.datasets.load("mnist", "test")
@@ -324,7 +324,7 @@ def paper(options: argparse.Namespace) -> Rows:
 
 
 def reproduction(options: argparse.Namespace) -> Rows:
-    """Reproduce the paper's tables, in as many parts as it takes: a call goes on where the last one was interrupted."""
+    """Reproduce the paper's tables, possibly in several calls: each resumes where the last one was interrupted."""
     output = options.work / "report"
     command = [sys.executable, "-m", "lrrn", "reproduce", "all", "--device", "cuda", "--no-download"]
     began = time.perf_counter()

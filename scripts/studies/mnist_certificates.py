@@ -1,7 +1,7 @@
-"""Certificates on the paper's MNIST network (784-64-64-10, contrastive): every method against the paper's formula.
+"""Certificates on the paper's MNIST network (784-64-64-10, contrastive): every method compared with the paper's formula.
 
-Trains once as the paper does (SGD, rate 0.4, batch 10, lambda 5e-5, 100 epochs) and keeps the model, then certifies the test
-images by the global methods and the shared one, and the first 1,000 by the local one, with an attack beside it.
+Trains once as in the paper (SGD, learning rate 0.4, batch size 10, lambda 5e-5, 100 epochs) and saves the model. Then certifies
+the test images by the global methods and the shared one, and the first 1,000 by the local one; these are also attacked.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
         medians = {}
         for method in ("paper", "pairwise", "spectral", "auto", "multiplier", "shared"):
             start = time.perf_counter()
-            lrrn.certify(net, x[:1], method)  # the constants, which are remembered
+            lrrn.certify(net, x[:1], method)  # compute the constants, which are cached
             constants = time.perf_counter() - start
             start = time.perf_counter()
             certificate = lrrn.certify(net, x, method)

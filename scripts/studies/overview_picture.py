@@ -1,4 +1,4 @@
-"""Draw the picture of the README: labels, certified balls and an energy on two moons. Needs the extra `docs`."""
+"""Draw the figure of the README: labels, certified balls and an energy on two moons. Requires the extra `docs`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Write the tables of the README from the figures that were measured; --check only says whether they are up to date.
+"""Write the tables of the README from measured figures; --check only reports whether they are up to date.
 
-Each table stands between two comments that name it. Its figures come from the newest file of its kind.
+Each table is between two comments with its name. Its figures come from the newest file of its kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def source(command: str, *files: Path) -> str:
 
 
 def reproduced() -> str:
-    """Tables 2 and 3 of the paper, where the runs are finished."""
+    """Return Tables 2 and 3 of the paper, for finished runs."""
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for comparison in reproduction()["comparisons"]:
         match = re.match(r"Table [23]: supervised learning, penalty (\S+)", comparison["section"])
@@ -56,7 +56,7 @@ def reproduced() -> str:
 
 
 def certified() -> str:
-    """Certified accuracy of the reproduction's networks, between proof and attack."""
+    """Return certified accuracy and accuracy under attack of the reproduction's networks."""
     rows, images, sizes = [], 0, ("0.3", "0.5", "1", "1.58")
     for result in reproduction()["runs"].values():
         run, closely = result["run"], result["figures"].get("closely")
@@ -72,7 +72,7 @@ def certified() -> str:
 
 
 def record() -> str:
-    """Clean and certified accuracy of our networks and the baselines, means over seeds."""
+    """Return clean and certified accuracy of our networks and the baselines, means over seeds."""
     return "\n\n".join(_record(data, title) for data, title in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST")))
 
 
@@ -93,7 +93,7 @@ def _record(data: str, name: str) -> str:
 
 
 def tight() -> str:
-    """Median radii of the paper's MNIST network by method."""
+    """Return median certified radii of the paper's MNIST network by method."""
     path = newest("*-mnist-certificates.json")
     figures = json.loads(path.read_text())
     (name,) = (key for key in figures if re.fullmatch(r"first \d+ images", key))
@@ -121,13 +121,13 @@ def tight() -> str:
 
 
 def suite(name: str) -> tuple[Path, list[dict[str, Any]]]:
-    """Return the newest file of the whole benchmark and the records of one of its suites that were timed."""
+    """Return the newest file of the complete benchmark, and the timed records of one of its suites."""
     path = newest("*-cpu-suite.json")
     return path, [record for record in json.loads(path.read_text())[name]["records"] if record.get("seconds") is not None]
 
 
 def fast() -> str:
-    """One free phase against other solvers."""
+    """Return times of one free phase, compared with other solvers."""
     path, records = suite("solve")
     case = [record for record in records if (record.get("weights"), record["dim"], record["batch"]) == ("random", 128, 1000)]
     ours = min((record for record in case if record["ours"]), key=lambda record: record["seconds"])
@@ -139,7 +139,7 @@ def fast() -> str:
 
 
 def gradients() -> str:
-    """Forward and backward of the layer against other differentiable QP layers."""
+    """Return times of forward and backward pass of the layer, compared with other differentiable QP layers."""
     path, records = suite("grad")
     peers = list(dict.fromkeys(record["contender"] for record in records if not record["ours"]))
     rows = []
@@ -152,7 +152,7 @@ def gradients() -> str:
 
 
 def epoch() -> str:
-    """Training, an epoch at a time, against other networks of the same size."""
+    """Return times of a training epoch, compared with other networks of the same size."""
     path, records = suite("train")
     peers = ("MLPClassifier", "torch MLP", "deel-torchlip", "orthogonium")
     rows = []
@@ -167,7 +167,7 @@ def epoch() -> str:
 
 
 def device() -> str:
-    """Free phases on a GPU against torch's own products there."""
+    """Return times of free phases on a GPU, compared with a solver that uses torch's matrix products."""
     path = newest("*-gpu.json")
     figures = json.loads(path.read_text())
     cases: dict[str, dict[int, dict[str, Any]]] = {}
@@ -200,7 +200,7 @@ TABLES = {
 
 
 def updated(text: str) -> str:
-    """Return the README with every table made anew."""
+    """Return the README with every table regenerated."""
     for name, make in TABLES.items():
         begin, end = f"<!-- table: {name} -->", f"<!-- end of table: {name} -->"
         before, found, rest = text.partition(begin)

@@ -1,7 +1,7 @@
-"""Try recipes of the certified-accuracy record on a validation split: five sixths of the training images, and the last sixth.
+"""Hyper-parameter search for the certified-accuracy record: train on five sixths of the training images, validate on the rest.
 
-The test images are not read. Each recipe is a JSON object of ``LRRNClassifier`` parameters on a line of a file; results are
-appended to another, a line each, and recipes that have one are not tried again.
+The test images are not read. The input file has one recipe per line, a JSON object of ``LRRNClassifier`` parameters. Results
+are appended to another file, one per line. Recipes that already have a result are skipped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Trained wide layers on the CPU: their adjoints by conjugate gradients and by coordinate descent, and a step of training.
+"""Time trained wide layers on the CPU: adjoints by conjugate gradients and by coordinate descent, and a training step.
 
-Takes models that ``lrrn record DATASET --rows wide`` left in its folder. Every adjoint is compared with a solve in float64 to
-1e-9. Steps of training are those of the model's own recipe, at a rate so small that the weights stay where they are.
+Uses models from the work folder of ``lrrn record DATASET --rows wide``. Every adjoint is compared with a float64 solve to 1e-9.
+Training steps use the model's own recipe, with a learning rate so small that the weights do not change.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from lrrn.qp import BoxQP
 from lrrn.solvers import solve
 
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-6}
-"""Those of training and of a prediction."""
+"""Tolerances of training (float32) and of prediction (float64)."""
 
 
 def adjoints(network: lrrn.LRRN, x: torch.Tensor, dtype: torch.dtype) -> BoxQP:
-    """Return the adjoint of random slopes of the output, as the gradient of a loss asks for."""
+    """Return the adjoint problem for random output gradients, as in the gradient of a loss."""
     energy = network.energy_snapshot(dtype)
     z = solve(energy.free(x.to(dtype)), tol=TOLERANCES[dtype]).z
     slopes = torch.randn(len(x), network.sizes[-1], dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -52,7 +52,7 @@ def measured(qp: BoxQP, solver: str, exact: torch.Tensor, repeats: int) -> dict[
 
 
 def training_step(classifier: LRRNClassifier, X: NDArray[Any], y: NDArray[Any], steps: int) -> float:
-    """Return the seconds of a step, as the median of several passes over so many batches."""
+    """Return the seconds per step, as the median of several passes over ``steps`` batches."""
     classifier.set_params(learning_rate=1e-12, verbose=0)
     n = steps * classifier.batch_size
     seconds = []

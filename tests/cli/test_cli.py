@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -298,7 +299,10 @@ def test_certify_takes_class_energies_and_attack_refuses_them(tmp_path):
 def test_a_refuted_certificate_is_an_error(tmp_path, monkeypatch):
     model = tmp_path / "m.safetensors"
     run("train", "digits", "--epochs", 2, "--hidden", "8", "-o", model)
-    monkeypatch.setattr(lrrn.LRRNClassifier, "certified_radius", lambda self, X, method: np.full(len(X), 100.0))
+    real = lrrn.LRRNClassifier.certificate
+    monkeypatch.setattr(
+        lrrn.LRRNClassifier, "certificate", lambda self, X, *rest: replace(real(self, X, *rest), radius=np.full(len(X), 100.0))
+    )
     done = runner.invoke(app, ["attack", str(model), "digits", "--limit", "5", "--steps", "3"], terminal_width=200)
     assert done.exit_code == 1 and "inside the certified radius" in words(done.output)
 

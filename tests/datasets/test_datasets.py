@@ -542,7 +542,7 @@ def test_processes_may_load_at_the_same_time_and_are_silent_in_a_pipe(cache, mir
     mirror.offer(source)
     mirror.delay = 1.0
     script = (
-        "from lrrn import datasets\n"
+        "from lrrn import datasets\nfrom lrrn.datasets import download\n"
         f"download.MIRRORS['mnist'] = ('{dead()}', '{mirror.url}/good/')\n"
         f"download.MD5['mnist'] = {MD5['mnist']}\n"
         "print(datasets.load('mnist')[0].shape)"

@@ -361,10 +361,11 @@ def test_a_cache_of_data_that_cannot_be_written_is_told_by_library_and_command(t
 
 def test_files_that_vanish_between_finding_and_reading(tmp_path, monkeypatch):
     gone = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    monkeypatch.setattr(datasets, "_existing", lambda *_: gone)
+    monkeypatch.setattr(datasets.catalogue, "_existing", lambda *_: gone)
     with pytest.raises(datasets.DataError, match=f"there is no file {gone}"):
         datasets.load("mnist", root=tmp_path)
-    monkeypatch.setattr(datasets, "_check_there", lambda _: None)
+    for module in (datasets.idx, datasets.tables):
+        monkeypatch.setattr(module, "check_there", lambda _: None)
     for read, name in ((datasets.read_table, "t.csv"), (datasets.read_table, "t.npz"), (datasets.read_idx, "t")):
         with pytest.raises(
             datasets.DataError, match=rf"{name} cannot be read \(No such file or directory\); see that it is there"

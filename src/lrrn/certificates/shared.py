@@ -122,10 +122,10 @@ class SharedForm:
         far = row_norms(v) + row_norms(u)
         size = self.size * far + row_norms(by_v) + row_norms(by_u)
         rounding = 8 * (len(self.factor) + self.half.shape[1] + 8) * verified.EPS * size
-        steep = row_norms(slope_v) + row_norms(slope_u) + rounding + 2 * error * far
-        firm = self.floor - error
-        bound = value - rounding * far - error * (far.square() + 1) - steep.square() / (4 * firm)
-        return torch.where(firm > 0, bound - 8 * verified.EPS * bound.abs(), -math.inf)
+        slope = row_norms(slope_v) + row_norms(slope_u) + rounding + 2 * error * far
+        curvature = self.floor - error
+        bound = value - rounding * far - error * (far.square() + 1) - slope.square() / (4 * curvature)
+        return torch.where(curvature > 0, bound - 8 * verified.EPS * bound.abs(), -math.inf)
 
 
 @final

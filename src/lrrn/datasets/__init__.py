@@ -1,4 +1,4 @@
-"""From names and files to rows: scikit-learn's digits, the MNIST family, users' own tables."""
+"""Load data sets by name or from files: scikit-learn's digits, the MNIST family, users' own tables."""
 
 from lrrn.datasets.catalogue import FILES, FOLDERS, NAMES, PREFIX, find, load
 from lrrn.datasets.idx import read_idx

@@ -1,6 +1,6 @@
-"""The data sets that are known by name, and where their files are.
+"""Catalogue of named data sets and the locations of their files.
 
-Files of the MNIST family that are nowhere at hand are downloaded into the user's cache.
+Missing files of the MNIST family are downloaded into the user's cache.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ FILES = {
 }
 NAMES = ("digits", *FOLDERS)
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts its files."""
+"""Folder of Debian's package dataset-fashion-mnist."""
 DEBIAN_MD5 = {
     "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
     "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
     "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
     "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
 }
-"""Digests of Fashion-MNIST uncompressed: Debian stamps its .gz files with the date of the package."""
+"""Digests of the uncompressed files of Fashion-MNIST: Debian's .gz files contain the date of the package."""
 PREFIX = "train_7011"
 """The split of KMNIST with the first 7,011 training images."""
 PREFIX_FOLDER = Path("KMNIST", "train_prefix_7011")
@@ -43,7 +43,7 @@ PREFIX_FILES = "images-idx3-ubyte", "labels-idx1-ubyte"
 def load(
     name: str, split: str = "train", root: str | os.PathLike[str] | None = None, download: bool = True
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Load a data set.
+    """Load a data set by name.
 
     Parameters
     ----------
@@ -52,13 +52,13 @@ def load(
         files as torchvision stores them, such as ``root/MNIST/raw/train-images-idx3-ubyte.gz``. Compressed files must have the
         published MD5. Uncompressed ones may hold data of your own: only their header and size are checked.
     split : {"train", "test", "train_7011"}, default="train"
-        "train_7011" is for "kmnist" only: the first 7,011 training images, from ``root/KMNIST/train_prefix_7011``, for where
-        the full file cannot be had. It is never downloaded.
+        "train_7011" is for "kmnist" only: the first 7,011 training images, from ``root/KMNIST/train_prefix_7011``, for use if
+        the full file is not available. It is never downloaded.
     root : path-like, optional
-        Folder with the data; the environment variable LRRN_DATA if not given. Files that are not there are looked for in the
-        user's cache, then, for "fashion_mnist", where Debian's package dataset-fashion-mnist puts them.
+        Folder with the data; the environment variable LRRN_DATA if not given. Files that are not there are searched for in the
+        user's cache, then, for "fashion_mnist", in the folder of Debian's package dataset-fashion-mnist.
     download : bool, default=True
-        Whether to download files that are nowhere to be found, into the user's cache.
+        Whether to download missing files into the user's cache.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def load(
 
 
 def find(root: str | os.PathLike[str] | None = None) -> dict[str, dict[str, Path | None]]:
-    """Say what is at hand without reading or downloading anything.
+    """List the available data sets without reading or downloading anything.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def _digits(split: str) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _roots(root: str | os.PathLike[str] | None) -> list[Path]:
-    """Return the folders to look into: the user's, if there is one, and last the cache."""
+    """Return the folders to search: the user's, if there is one, then the cache."""
     base = root if root is not None else os.environ.get("LRRN_DATA") or None
     try:
         import pooch
@@ -157,7 +157,7 @@ def _prefix(root: str | os.PathLike[str] | None) -> list[Path]:
 
 
 def _obtain(name: str, file: str, root: str | os.PathLike[str] | None, download: bool) -> Path:
-    """Return where a file is, after downloading it if need be and checking its digest if it is compressed."""
+    """Return the path of a file, after downloading it if necessary and checking its digest if it is compressed."""
     roots = _roots(root)
     folders, places = [base / FOLDERS[name] / "raw" for base in roots], _places(name, roots)
     path = _existing(places, file)

@@ -1,6 +1,6 @@
-"""Files of the MNIST family: their digests, their mirrors, and how they are fetched.
+"""Download files of the MNIST family: digests, mirrors and the download itself.
 
-A pooch.Pooch with a registry knows one address a file: with several mirrors each it would take one a mirror, and as many lines.
+A pooch.Pooch registry has one URL per file. Several mirrors would need one registry each, which would not shorten the code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MD5 = {
         "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
     },
 }
-"""Published digests of the compressed files."""
+"""Published MD5 digests of the compressed files."""
 MIRRORS = {
     "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     "kmnist": ("https://codh.rois.ac.jp/kmnist/dataset/kmnist/", "http://codh.rois.ac.jp/kmnist/dataset/kmnist/"),
@@ -48,11 +48,11 @@ MIRRORS = {
     ),
 }
 TIMEOUT = 20
-"""Seconds a mirror may stay silent."""
+"""Timeout of a mirror in seconds."""
 
 
 def download_file(name: str, file: str, folder: Path, advice: str) -> Path:
-    """Try each mirror in turn. A file appears in the folder only when it is whole: pooch renames it after checking it."""
+    """Try each mirror in turn. A file appears in the folder only when it is complete: pooch verifies it, then renames it."""
     try:
         import pooch
     except ImportError as error:
@@ -67,7 +67,7 @@ def download_file(name: str, file: str, folder: Path, advice: str) -> Path:
         ) from error
     failures = []
     level = pooch.get_logger().level
-    pooch.get_logger().setLevel(logging.WARNING)  # it would announce every mirror on standard error
+    pooch.get_logger().setLevel(logging.WARNING)  # it would log every mirror to standard error
     try:
         for mirror in MIRRORS[name]:
             try:
@@ -80,7 +80,7 @@ def download_file(name: str, file: str, folder: Path, advice: str) -> Path:
                         downloader=pooch.HTTPDownloader(progressbar=bar, chunk_size=2**16, timeout=TIMEOUT),
                     )
                 return folder / f"{file}.gz"
-            except (OSError, ValueError) as error:  # requests' own errors are OSErrors, another digest is a ValueError
+            except (OSError, ValueError) as error:  # errors of requests are OSErrors, a wrong digest is a ValueError
                 logger.info("%s%s.gz: %s", mirror, file, error)
                 failures.append(f"{mirror} ({_reason(error)})")
     finally:
@@ -91,7 +91,7 @@ def download_file(name: str, file: str, folder: Path, advice: str) -> Path:
 
 
 def _reason(error: Exception) -> str:
-    """Say in a few words why a download failed, for which requests takes a paragraph."""
+    """Return a short reason why a download failed; the messages of requests are long."""
     response = getattr(error, "response", None)
     if response is not None:
         return f"{response.status_code} {response.reason}"
@@ -102,7 +102,7 @@ def _reason(error: Exception) -> str:
 
 @final
 class _DownloadBar:
-    """The progress bar pooch asks for; shows nothing unless standard error is a terminal."""
+    """Progress bar with the interface that pooch requires; shows nothing unless standard error is a terminal."""
 
     def __init__(self, label: str) -> None:
         console = Console(stderr=True)

@@ -16,7 +16,7 @@ from lrrn.datasets.rows import DataError, unreadable
 from lrrn.datasets.rows.files import DEFLATED
 
 MAX_BYTES = 2**31
-"""Largest array that an idx file may announce, or that labels may take."""
+"""Largest size in bytes of an array in an idx file, or of an array of labels."""
 
 
 def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
@@ -49,9 +49,9 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
                 raise DataError(f"{path} is truncated: its header ends after {4 + len(sizes)} bytes; fetch it again")
             shape = struct.unpack(f">{n_axes}I", sizes)
             expected = math.prod(shape)
-            # reading takes memory for all it is asked for, so what is announced is checked first
+            # reading allocates all the memory requested, so the size in the header is checked first
             most = min(MAX_BYTES, DEFLATED * path.stat().st_size) if packed else MAX_BYTES
-            room = math.prod(max(size, 1) for size in shape)  # NumPy has none for 0 x 10^19 bytes either
+            room = math.prod(max(size, 1) for size in shape)  # NumPy also rejects empty shapes such as 0 x 10^19
             if expected > most or room > MAX_BYTES:
                 raise DataError(f"{path} announces {room} bytes, more than {most}; it is damaged: fetch it again")
             there = expected if packed else path.stat().st_size - 4 - len(sizes)
@@ -67,10 +67,10 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
 
 
 def check_there(path: Path) -> None:
-    """Raise a DataError unless there is such a file."""
+    """Raise a DataError unless the file exists."""
     try:
         there = os.path.isfile(path)
-    except ValueError:  # a name that no file can have
+    except ValueError:  # not a valid file name
         there = False
     if not there:
         raise DataError(f"there is no file {path}")

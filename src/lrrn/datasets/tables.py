@@ -14,17 +14,17 @@ from lrrn.datasets.idx import MAX_BYTES, check_there
 from lrrn.datasets.rows import ArrayRows, DataError, Rows, open_npy, open_npz, open_parquet, unreadable
 
 TABLES = (".npz", ".npy", ".parquet", ".csv")
-"""Endings of the files that :func:`open_table` reads."""
+"""File name extensions that :func:`open_table` reads."""
 
 
 def open_table(path: str | os.PathLike[str], target: str | None = None) -> Rows:
-    """Open a table of features and, where there are any, targets, to be read a few rows at a time.
+    """Open a table of features and optional targets, to be read in chunks of rows.
 
     Parameters
     ----------
     path : path-like
         A ``.npz`` file with arrays "X" and, optionally, "y"; a ``.npy`` file with features alone; a ``.parquet`` file (needs
-        pyarrow); or a ``.csv`` file, with or without a line of column names, which is read into memory at once.
+        pyarrow); or a ``.csv`` file, with or without a header line, which is read into memory at once.
     target : str, optional
         For ``.csv`` and ``.parquet``: name of the column that holds the target, or, for ``.csv``, its number, counted from 0;
         the last column if not given. For ``.npy``: another ``.npy`` file with the targets. "none" if there is none.
@@ -42,7 +42,7 @@ def open_table(path: str | os.PathLike[str], target: str | None = None) -> Rows:
 
 
 def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Read a table of features and, where there are any, targets into memory.
+    """Read a table of features and optional targets into memory.
 
     Parameters
     ----------
@@ -53,13 +53,13 @@ def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple
     -------
     X : float64 or float32 array of shape (n_samples, n_features)
     y : array of shape (n_samples,) or, in ``.npz`` files, (n_samples, n_targets), or None
-        Integers where all targets are, otherwise numbers, otherwise strings.
+        Integers if all targets are integers, otherwise floats if all are numbers, otherwise strings.
 
     Raises
     ------
     DataError
-        The file is missing, cannot be read, is damaged, or does not hold such a table. Nothing in it is ever executed, and no
-        memory is taken for more than it holds.
+        The file is missing, cannot be read, is damaged, or does not contain such a table. No code in the file is ever executed,
+        and no more memory is allocated than its contents need.
     """
     return open_table(path, target).everything()
 
@@ -117,13 +117,13 @@ def _is_number(text: str) -> bool:
 
 
 def _plainest(path: Path, values: list[str]) -> NDArray[Any]:
-    """Return integers if all are, otherwise numbers if all are, otherwise strings."""
+    """Return integers if all values are integers, otherwise floats if all are numbers, otherwise strings."""
     for kind in (np.int64, np.float64):
         try:
             return np.array(values, dtype=kind)
         except (ValueError, OverflowError):
             continue
     longest = max(map(len, values))
-    if 4 * longest * len(values) > MAX_BYTES:  # an array has room for the longest of them in every place
+    if 4 * longest * len(values) > MAX_BYTES:  # every entry of an array takes the space of the longest string
         raise DataError(f"{path}: a target of {longest} characters is no label; name the column that holds targets")
     return np.array(values)

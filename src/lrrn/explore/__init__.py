@@ -1,4 +1,4 @@
-"""A page in the browser that shows what a lifted network is by letting people poke it: ``lrrn explore``."""
+"""Interactive web page that demonstrates a lifted network on images drawn by the user: ``lrrn explore``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NEEDED = ("starlette", "uvicorn")
 
 
 def check_installed() -> None:
-    """Raise an error that says what to install, if the packages that serve the page are missing."""
+    """Raise an error that says what to install if the packages of the web server are missing."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ValueError(f"the explorer needs {' and '.join(missing)}: pip install 'lrrn[explore]'")

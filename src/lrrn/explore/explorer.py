@@ -1,4 +1,4 @@
-"""The life of an explorer: a model is opened or trained in the background, then refined while people look at it."""
+"""Life cycle of the explorer: a background thread opens or trains a model, then refines the results on the page."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from lrrn.runtime.threads import blas_threads
 logger = logging.getLogger("lrrn.explore")
 
 Opener = Callable[[Callable[[int, int], None]], Opened]
-"""Opens a model, and tells how many epochs of how many are done."""
+"""Opens a model and reports progress: finished epochs and total epochs."""
 
 
 @final
 class Explorer:
-    """Holds the session that the page asks, from before it exists.
+    """Holds the session that answers the page's requests, and its state until there is one.
 
     Parameters
     ----------
     name : str
-        What the model is called.
+        Name of the model.
     opener : callable
-        Makes the session; called in a thread of its own.
+        Creates the session; called in a separate thread.
     """
 
     def __init__(self, name: str, opener: Opener) -> None:
@@ -44,24 +44,24 @@ class Explorer:
         self._refined = False
 
     def start(self) -> None:
-        """Open the model in the background; the thread ends with the process."""
+        """Open the model in a daemon thread, which ends with the process."""
         self._thread = threading.Thread(target=self._open, name="lrrn-explore", daemon=True)
         self._thread.start()
 
     @property
     def working(self) -> bool:
-        """Whether something is still going on in the background."""
+        """Whether the background thread is still working."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def session(self) -> Session:
-        """The session; a RuntimeError says why there is none yet."""
+        """The session; raises a RuntimeError with the reason if there is none yet."""
         if self._session is None:
             raise RuntimeError(self._error or "The model is still being trained; try again in some seconds.")
         return self._session
 
     def state(self) -> dict[str, Any]:
-        """Say how far things are: opening, ready or failed, and which version of the overview there is."""
+        """Return the status: opening, ready or failed, and the version number of the overview."""
         phase = "failed" if self._error else "ready" if self._session else "opening"
         done, total = self._progress
         return {
@@ -81,10 +81,10 @@ class Explorer:
     def _open(self) -> None:
         try:
             opened = self._opener(self._tell)
-            # kernels are compiled and matrices factored before the first stroke, not during it
+            # compile kernels and factor matrices before the first stroke, not during it
             opened.session.analyse(np.zeros(opened.session.n_pixels))
             self._publish(opened.session)
-        except Exception as error:  # whatever it is, the page has to say so
+        except Exception as error:  # the page shows any error
             logger.exception("the model could not be opened")
             self._error = f"The model could not be opened: {error}"
             return
@@ -103,7 +103,7 @@ class Explorer:
         self._version += 1
 
     def _refine(self, opened: Opened) -> None:
-        """Prove what takes seconds: what local radii begin from, the Lipschitz constant, tighter radii for the curve."""
+        """Compute what takes seconds: constants for local radii, the Lipschitz constant, tighter radii for the curve."""
         session = opened.session
         if session.obstacles()["local"] is None:
             session.tighten(np.zeros(session.n_pixels))

@@ -1,4 +1,4 @@
-"""Starting the explorer's server: on a socket that is bound before anything else, so that its address is known."""
+"""Start the explorer's server. Its socket is bound first, so that the address is known before anything else runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lrrn.explore.server import application, is_loopback
 Array = NDArray[Any]
 
 USUAL_PORT = 8137
-"""Tried first if no port is asked for."""
+"""Default port, tried first if none is given."""
 
 
 def run(
@@ -43,19 +43,19 @@ def run(
     Parameters
     ----------
     path : Path, optional
-        A saved model; without it one is trained on digits.
+        A saved model; if not given, one is trained on digits.
     data, image_shape, device
         As in :func:`~lrrn.explore.opening.open_file`.
     seed : int
-        Of what is trained.
+        Seed of the training.
     host, port
         As in :func:`bind`.
     show : bool
         Whether to open a browser.
     say : callable
-        Takes a line for the user.
+        Called with a line of text for the user.
     tell : callable
-        Takes the address and the name of the model, for machines, when requests are answered.
+        Called with the address and the name of the model, for other programs, once the server answers requests.
     """
     if path is None and (data is not None or image_shape is not None):
         raise ValueError("--samples and --image are for a model of yours; give a MODEL, or leave them out")
@@ -70,7 +70,7 @@ def run(
         url = address(listener)
         server = prepared(explorer, host, listener)
         explorer.start()
-        # the socket listens already: who comes before the server runs waits in line
+        # the socket already listens: connections made before the server runs wait in its queue
         tell({"address": url, "model": name, "process": os.getpid()})
         say(f"Exploring {name} at {url} until you press Ctrl-C.")
         if not is_loopback(host):
@@ -80,7 +80,7 @@ def run(
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
     if explorer.working:
-        # a thread inside a factorisation does not hear that the interpreter is ending, and would bring it down noisily
+        # a thread inside a factorisation does not notice that the interpreter exits, and would crash it
         sys.stdout.flush()
         os._exit(0)
 
@@ -92,11 +92,11 @@ def bind(host: str, port: int | None) -> socket.socket:
     ----------
     host : str
     port : int, optional
-        0 for any that is free. If not given the usual one or, if that is taken, any that is free.
+        0 for any free port. If not given, the default port or, if that is taken, any free port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for attempt in (USUAL_PORT, 0) if port is None else (port,):
-        # asyncio sends small packets at once only where the protocol is named; else an answer waits 40 ms for a receipt
+        # asyncio sets TCP_NODELAY only if the protocol is given; otherwise a response waits 40 ms for an acknowledgement
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             if sys.platform != "win32":
@@ -114,7 +114,7 @@ def bind(host: str, port: int | None) -> socket.socket:
 
 
 def address(listener: socket.socket) -> str:
-    """Return the address that a browser on this machine opens."""
+    """Return the URL of the page for a browser on this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
@@ -130,7 +130,7 @@ def prepared(explorer: Explorer, host: str, listener: socket.socket) -> uvicorn.
         As given to :func:`bind`.
     listener : socket
     """
-    # errors are logged where they are turned into answers; of the server's own log only requests, and only if asked for
+    # errors are logged where they become responses; the server's own log shows only requests, and only on demand
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     verbose = logging.getLogger().isEnabledFor(logging.INFO)
     config = uvicorn.Config(
@@ -146,7 +146,7 @@ def prepared(explorer: Explorer, host: str, listener: socket.socket) -> uvicorn.
 
 
 def open_browser(url: str) -> bool:
-    """Show the page, if there is a screen to show it on; a browser in the terminal would be in the way."""
+    """Open the page in a browser if there is a graphical display. Text browsers are not used: they would block the terminal."""
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False
     return webbrowser.open(url)

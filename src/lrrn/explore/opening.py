@@ -1,4 +1,4 @@
-"""Opening a model: from a file, or small and trained on the spot; in memory, nothing is written."""
+"""Open a model: load it from a file, or train a small one. Everything stays in memory; no file is written."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from lrrn.reports.evaluation import KEPT_SAMPLES, energies_of, reference_of
 Array = NDArray[Any]
 EPOCHS = 30
 SMALLEST_SIDE = 5
-"""Features count as a square image from this side on; four numbers of a table are no image of two by two."""
+"""Smallest side of features taken as a square image: four columns of a table are not a 2 x 2 image."""
 MOST_SAMPLES = 2000
-"""Samples of named data to make a reference of; more would keep people waiting."""
+"""Number of samples of a named data set in a reference. More samples would delay the page."""
 
 
 @final
 @dataclass(frozen=True)
 class Opened:
-    """A session, and how to make a better reference for it when there is time."""
+    """A session, and a function that computes a better reference for it later."""
 
     session: Session
     refine: Callable[[], Reference] | None = None
@@ -47,9 +47,9 @@ def open_file(
     path : Path
     device : str
     image_shape : (int, int), optional
-        Height and width; by default what the file says, or else a square.
+        Height and width; by default those in the file, or else a square.
     data : (str, array, array or None), optional
-        Name, features and labels of samples to compare with, in place of what the file holds.
+        Name, features and labels of samples to compare with, instead of the reference in the file.
 
     Returns
     -------
@@ -71,17 +71,17 @@ def open_file(
 
 
 def train_digits(seed: int, device: str, progress: Callable[[int, int], None]) -> Opened:
-    """Train a small classifier on scikit-learn's digits: some seconds, in memory.
+    """Train a small classifier on scikit-learn's digits, in memory and within seconds.
 
-    A little free energy beside the contrastive loss costs next to no accuracy, and makes the energy tell strange inputs and the
-    layers reconstruct; without it they are not asked to.
+    The loss is the contrastive loss plus a small multiple of the free energy. This term costs almost no accuracy. It trains the
+    energy to detect out-of-distribution inputs and the layers to reconstruct; the contrastive loss alone does neither.
 
     Parameters
     ----------
     seed : int
     device : str
     progress : callable
-        Told how many epochs are done, and of how many.
+        Called with the number of finished epochs and the total number of epochs.
     """
     X, y = datasets.load("digits", "train")
 
@@ -110,7 +110,7 @@ def _compared(
     keep: int,
     familiar: Array | None = None,
 ) -> Opened:
-    """Make a reference of samples, with radii by a method that takes no time; tighter ones are for later."""
+    """Compute a reference of samples with radii of a fast method; tighter radii are computed later."""
     energies = energies_of(model, X, shape, familiar)
     if not isinstance(model, LRRNClassifier) or y is None:
         return Opened(Session(model, shape, reference_of(model, X, y, shape, source, keep, None, None, energies)))

@@ -1,4 +1,4 @@
-"""What the page shows of a model before anything is drawn: structure, filters, held-out samples, curves and histograms."""
+"""Overview of a model, shown before the user draws: structure, filters, held-out samples, curves and histograms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lrrn.reports.evaluation import auroc
 
 Array = NDArray[Any]
 SHOWN_FILTERS = 100
-"""Filters of a layer that are shown; the others look much the same."""
+"""Largest number of filters shown per layer; the others look similar."""
 BINS, POINTS = 48, 101
 NO_REFERENCE = (
     "This file holds nothing of held-out samples to compare with, so grey values are taken to go from 0 to 1. Models saved by "
@@ -30,12 +30,12 @@ def describe(session: Session, name: str) -> dict[str, Any]:
     ----------
     session : Session
     name : str
-        What the model is called on the page.
+        Name of the model on the page.
 
     Returns
     -------
     dict
-        Of what JSON can hold.
+        Serialisable as JSON.
     """
     model, net = session.model, session.model.network_
     classifier = isinstance(model, LRRNClassifier)
@@ -57,9 +57,9 @@ def describe(session: Session, name: str) -> dict[str, Any]:
 
 
 def filters(session: Session) -> list[dict[str, Any]]:
-    """Return the rows of W_k ... W_0, layer by layer: how each unit sees the image, constraints left aside.
+    """Return the rows of W_k ... W_0, layer by layer: each unit's linear response to the image, ignoring constraints.
 
-    Each filter is scaled to whole numbers from -100 to 100.
+    Each filter is scaled to integers from -100 to 100.
     """
     shown, product = [], None
     for w in session.model.network_.W:
@@ -73,7 +73,7 @@ def filters(session: Session) -> list[dict[str, Any]]:
 
 
 def samples(session: Session) -> list[dict[str, Any]]:
-    """Return the held-out samples to pick from, each with its label as a number or None."""
+    """Return the held-out samples that the user can pick, each with its label as a class index or None."""
     reference = session.reference
     if reference is None:
         return []
@@ -88,7 +88,7 @@ def compared(reference: Reference) -> dict[str, Any]:
     top = max(float(np.quantile(known, 0.98)), float(np.max(reference.energies["samples"])))
     edges = np.linspace(min(0.0, float(known.min())), top if top > 0 else 1.0, BINS + 1)
     shares = {
-        # what lies beyond the last bin counts as in it
+        # values beyond the last bin are counted in it
         kind: (np.histogram(np.minimum(values, edges[-1]), edges)[0] / len(values)).round(5).tolist()
         for kind, values in reference.energies.items()
     }
@@ -107,6 +107,6 @@ def _curve(radii: Array, score: float | None) -> dict[str, Any]:
     """Return certified accuracy over the norm of the perturbation, and the median radius."""
     largest = float(radii.max(initial=0.0))
     grid = np.linspace(0.0, largest * 1.02 if largest > 0 else 1.0, POINTS)
-    # at norm 0 it is the plain accuracy: a right label that is not certified counts
+    # at norm 0 it is the clean accuracy: correct samples count even without a certificate
     shares = [float(np.mean(radii > size)) if size > 0 or score is None else score for size in grid]
     return {"norms": grid.round(6).tolist(), "shares": shares, "median": float(np.median(radii))}

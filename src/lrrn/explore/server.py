@@ -1,6 +1,6 @@
-"""The explorer over HTTP: a page without outside resources, and a few questions it may ask; for this machine only.
+"""HTTP server of the explorer: a self-contained page and a few JSON endpoints, for this machine only.
 
-Starlette is imported here and nowhere above, so that the rest of the package does without it.
+Only this module imports Starlette, so that the rest of the package works without it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ HEADERS = {
     "x-content-type-options": "nosniff",
 }
 BYTES_A_PIXEL = 24
-"""Room for a number of any usual form; a request that needs more is refused unread."""
+"""Bytes allowed per number in a request; a larger request is refused without reading it."""
 
 
 class Refusal(Exception):
-    """A request that is not answered, and why."""
+    """Raised to refuse a request, with the HTTP status and the reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -62,7 +62,7 @@ def application(explorer: Explorer, host: str, port: int) -> ASGI:
     ----------
     explorer : Explorer
     host, port
-        What the server is bound to; requests for other names are refused.
+        Address of the server; requests for other host names are refused.
     """
     routes = [
         *(Route(path, _constant(content, kind)) for path, (content, kind) in _assets().items()),
@@ -77,20 +77,21 @@ def application(explorer: Explorer, host: str, port: int) -> ASGI:
     return Guard(Starlette(routes=routes, exception_handlers=handlers), host, port)
 
 
-# --- who may ask ------------------------------------------------------------------------------------------------------
+# --- access control ---------------------------------------------------------------------------------------------------
 
 
 @final
 class Guard:
-    """Refuses what a page of somebody else's could make a browser send, and adds the headers that keep ours to itself.
+    """Middleware against cross-site requests and DNS rebinding; it also adds security headers to responses.
 
-    A name that a stranger's DNS points at this machine comes with that name as Host; a stranger's script comes with its Origin.
+    DNS rebinding shows in the Host header: it has the foreign name that resolves to this machine. A cross-site script shows in
+    the Origin header.
 
     Parameters
     ----------
     app : ASGI application
     host : str
-        What the server is bound to.
+        Address that the server is bound to.
     port : int
     """
 
@@ -117,7 +118,7 @@ class Guard:
         await self._app(scope, receive, guarded)
 
     def objection(self, method: str, headers: list[tuple[bytes, bytes]]) -> str | None:
-        """Say why a request is not answered, from its headers; None if it may pass."""
+        """Return why a request is refused, judging by its headers; None if it is allowed."""
         values: dict[str, list[str]] = {}
         for name, value in headers:
             values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -128,14 +129,14 @@ class Guard:
             if urlsplit(origin).scheme != "http" or origin != f"http://{hosts[0]}":
                 return f"requests from pages of {origin!r} are not answered"
         elsewhere = any(site not in ("same-origin", "none") for site in values.get("sec-fetch-site", []))
-        if elsewhere and not (method == "GET" and values.get("sec-fetch-mode") == ["navigate"]):  # a link may lead to the page
+        if elsewhere and not (method == "GET" and values.get("sec-fetch-mode") == ["navigate"]):  # links may lead here
             return "requests from other sites are not answered"
         if method == "POST" and values.get("content-type") != ["application/json"]:
             return "questions are asked as application/json"
         return None
 
     def _is_ours(self, host: str) -> bool:
-        """Whether a Host header names this server: an address or localhost, with our port. Names can be made to point here."""
+        """Whether a Host header names this server: an IP address or localhost, with our port. DNS may rebind other names."""
         try:
             parts = urlsplit(f"//{host}")
             name, port = parts.hostname, parts.port or 80
@@ -153,18 +154,18 @@ class Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name stands for this machine alone."""
+    """Whether an address is a loopback address, or the name is localhost."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-# --- what is answered -------------------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------------------------
 
 
 def _assets() -> dict[str, tuple[bytes, str]]:
-    """Return the page's files, read once: paths to contents and media types."""
+    """Return the page's files, read once: a mapping from paths to contents and media types."""
     found = {}
     for file in files("lrrn.explore").joinpath("page").iterdir():
         suffix = file.name[file.name.rfind(".") :]
@@ -194,7 +195,7 @@ Ask = Callable[[Session, NDArray[np.float64], dict[str, Any]], dict[str, Any]]
 
 
 def _question(explorer: Explorer, ask: Ask) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that reads an image and asks the session about it, in a thread of its own."""
+    """Return an endpoint that reads an image and queries the session in a separate thread."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -247,7 +248,7 @@ async def _read(request: Request, limit: int) -> dict[str, Any]:
 
 
 def _pixels(values: Any, session: Session) -> NDArray[np.float64]:
-    """Check an image: as many numbers in [0, 1] as the model has pixels."""
+    """Check an image: numbers in [0, 1], one per pixel of the model."""
     height, width = session.image_shape
     expected = f"{height} x {width} grey values from 0 to 1, row by row"
     if not isinstance(values, list) or len(values) != height * width:

@@ -1,6 +1,7 @@
-"""What the explorer computes: plain functions of a fitted model and one image; nothing here knows of browsers.
+"""Computations of the explorer: functions of a fitted model and one image, independent of the web server.
 
-Images come and go as lists of grey values in [0, 1], row by row; radii and norms are in the units of the model's features.
+Images are passed and returned as lists of grey values in [0, 1], row by row. Radii and norms are in the units of the model's
+features.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ Array = NDArray[Any]
 Explorable = LRRNClassifier | LRRNEnergyModel
 
 FAMILIAR, STRANGE = 0.9, 0.99
-"""Shares of the held-out samples with less energy up to which an input counts as familiar, and beyond which as strange."""
+"""Energy quantiles of held-out samples: an input is in-distribution up to the first, out-of-distribution beyond the second."""
 NORMS = 41
-"""Norms at which an attack is shown, 0 included."""
+"""Number of norms at which an attack is shown, including 0."""
 LOCAL_UNITS = 400
-"""Local radii are offered up to so many unknowns; beyond, a sample takes too long for somebody who waits."""
+"""Largest number of unknowns for local radii. Larger networks take too long per sample for interactive use."""
 BUDGET = 1.0
-"""Seconds for the constants that local radii begin from; they do not depend on them in the end."""
+"""Time budget in seconds for the constants that local radii start from; the final radii do not depend on them."""
 
 
 @final
 class Session:
-    """A fitted model, ready to be asked about one image at a time.
+    """A fitted model that answers queries about one image at a time.
 
     Parameters
     ----------
@@ -54,11 +55,11 @@ class Session:
         self._energy = self._net.energy_snapshot(torch.float64)
         self._sorted = None if reference is None else np.sort(reference.energies["samples"])
 
-    # --- what the model can be asked ----------------------------------------------------------------------------------
+    # --- what the model supports --------------------------------------------------------------------------------------
 
     @property
     def n_pixels(self) -> int:
-        """How many values an image has."""
+        """Number of pixels of an image."""
         return math.prod(self.image_shape)
 
     @property
@@ -67,7 +68,7 @@ class Session:
         return [str(label) for label in self.model.classes_] if isinstance(self.model, LRRNClassifier) else []
 
     def obstacles(self) -> dict[str, str | None]:
-        """Say for each part of the page that a model may not have why it has not; None where it has."""
+        """For each optional part of the page, the reason why the model does not support it; None where it does."""
         if isinstance(self.model, LRRNEnergyModel):
             reason = "An energy model has no labels: it tells familiar inputs from strange ones."
             return {"scores": reason, "attack": reason, "clamp": reason, "local": reason}
@@ -85,7 +86,7 @@ class Session:
     # --- one image ----------------------------------------------------------------------------------------------------
 
     def analyse(self, pixels: Array) -> dict[str, Any]:
-        """Predict, certify, weigh and reconstruct an image: everything that is quick enough to follow a pen."""
+        """Predict, certify, rate the energy of and reconstruct an image: everything fast enough to update while drawing."""
         X = self._features(pixels)
         with blas_threads(1):
             x = self._seen(X)
@@ -118,12 +119,12 @@ class Session:
         model = self.model
         assert isinstance(model, LRRNClassifier)
         X = self._features(pixels)
-        # the looser radius is proven too, and the page has shown it already
+        # the looser radius is proven too, and the page has already shown it
         radius = max(float(model.certified_radius(X, method, BUDGET)[0]) for method in ("spectral", "local"))
         return {"radius": radius}
 
     def clamp(self, pixels: Array, label: int) -> dict[str, Any]:
-        """Hold the output at a label: the energy that costs, and what it does to the layers below."""
+        """Clamp the output to a label; return the clamped energy and its effect on the layers below."""
         self._check("clamp")
         if not 0 <= label < len(self.classes):
             raise ValueError(f"label should be a number from 0 to {len(self.classes) - 1}; got {label}")
@@ -149,7 +150,7 @@ class Session:
         ----------
         pixels : array of shape (n_pixels,)
         keep : bool
-            Whether grey values have to stay within the range of the data; the certificate does not ask for that.
+            Whether grey values must stay within the range of the data; the certificate does not require this.
         """
         self._check("attack")
         model, net = self.model, self._net
@@ -160,7 +161,7 @@ class Session:
             label = self._infer(x).output.argmax(-1)
             nearest = minimal_perturbation(net, x, label, clip=box)
             distance = float(nearest.distance[0])
-            # where no change of label was found, as far as the image is from one that is all low
+            # where no change of label was found: the distance of the image from one with all pixels at the lower end
             reach = 1.6 * distance if math.isfinite(distance) else float(row_norms(self._seen(X - X + self.low) - x)[0]) or 1.0
             norms = torch.linspace(0.0, reach, NORMS, dtype=torch.float64, device=x.device)
             found = strongest_perturbation(net, x.expand(NORMS, -1), label.expand(NORMS), norms, clip=box)
@@ -180,7 +181,7 @@ class Session:
     def _monotone(
         self, x: Tensor, found: Tensor, norms: Tensor, label: Tensor, nearest: Tensor, distance: float
     ) -> tuple[Tensor, Tensor]:
-        """Let every norm have the best of what was found up to it; return inputs and the network's outputs there."""
+        """For every norm, take the best attack of at most that norm; return its inputs and the network's outputs there."""
         candidates = torch.cat([found, nearest])
         sizes = row_norms(candidates - x)
         outputs = self._infer(candidates).output
@@ -203,15 +204,15 @@ class Session:
         return np.asarray(self.low + (self.high - self.low) * pixels, dtype=np.float64)[None]
 
     def _seen(self, X: Array) -> Tensor:
-        """Return features as the network sees them."""
+        """Return features as the network's input, after preprocessing."""
         return torch.as_tensor((X - self.model.offset_in_) / self.model.scale_in_).to(self._net.W[0].device)
 
     def _infer(self, x: Tensor, y: Tensor | None = None) -> Solution:
-        # a solve that does not converge is shown on the page; a warning on the server's terminal would reach nobody
+        # the page shows when a solve does not converge; a warning in the server's terminal would go unnoticed
         return self._net.infer(x, y, max_sweeps=self.model.max_sweeps, on_failure="ignore")
 
     def _followed(self, x: Tensor, free: Solution) -> float:
-        """Return the radius that is quick enough to follow a pen, from a solve that is at hand."""
+        """Return a radius that is fast enough to update while drawing, from an existing solution."""
         certificate = certify_solution(self._net, x, free, "spectral", "deployed", None, DEFAULT_TOL[torch.float64])
         return float(self.model._radius_in(certificate.radius, x)[0])
 
@@ -220,7 +221,7 @@ class Session:
         return self._infer(x.expand(n, -1), torch.eye(n, dtype=x.dtype, device=x.device)).energy
 
     def _reconstructed(self, solution: Solution) -> list[list[float] | None]:
-        """Return the image that each layer's activations stand for, alone; None where a layer does not reconstruct."""
+        """Return the image reconstructed from each layer's activations alone; None where a layer has no reconstruction term."""
         images: list[list[float] | None] = []
         for layer, z in enumerate(solution.activations, 1):
             if any(beta == 0 for beta in self._energy.beta[:layer]):
@@ -242,7 +243,7 @@ class Session:
         }
 
     def _weighed(self, energy: float) -> dict[str, Any]:
-        """Hold an energy against those of held-out samples, or against the threshold that an energy model keeps."""
+        """Compare an energy with those of held-out samples, or with the threshold of an energy model."""
         weighed: dict[str, Any] = {"value": energy, "share": None, "verdict": None, "threshold": None}
         if self._sorted is not None:
             share = float(np.searchsorted(self._sorted, energy) / len(self._sorted))

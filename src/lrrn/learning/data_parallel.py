@@ -33,10 +33,10 @@ class DataParallel:
         """Sum gradients, losses and two flags over ranks in one all-reduce: any rank may stop, only rank 0 may save."""
         if not self._ranks.connected:
             return loss, stop, save
-        remarks = self._flat.remarks
-        remarks.copy_(torch.tensor((loss, stop, save and self._ranks.is_main), dtype=remarks.dtype))
-        self._ranks.add_up(self._flat.message)
-        loss, stopping, saving = remarks.tolist()
+        flags = self._flat.flags
+        flags.copy_(torch.tensor((loss, stop, save and self._ranks.is_main), dtype=flags.dtype))
+        self._ranks.add_up(self._flat.buffer)
+        loss, stopping, saving = flags.tolist()
         return loss, stopping > 0, saving > 0
 
     def add_counts(self, counts: SolveCounts, position: Position) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lrrn.network import LRRN
 
-REMARKS = 3
+FLAGS = 3
 """Count of extra numbers in the all-reduce of the gradient: the loss, whether to stop, whether to save."""
 
 
@@ -28,9 +28,9 @@ class FlatParameters:
     ----------
     vector, gradient : Tensor of shape (p,)
         Values and derivatives.
-    message : Tensor of shape (p + REMARKS,)
+    buffer : Tensor of shape (p + FLAGS,)
         Buffer of the all-reduce: the gradient and the extra numbers, contiguous in memory.
-    remarks : Tensor of shape (REMARKS,)
+    flags : Tensor of shape (FLAGS,)
         The extra numbers.
     """
 
@@ -38,8 +38,8 @@ class FlatParameters:
         self._parameters = [p for p in net.parameters() if isinstance(p, nn.Parameter)]
         self.vector = torch.cat([p.detach().reshape(-1) for p in self._parameters])
         n = len(self.vector)
-        self.message = self.vector.new_zeros(n + REMARKS)
-        self.gradient, self.remarks = self.message[:n], self.message[n:]
+        self.buffer = self.vector.new_zeros(n + FLAGS)
+        self.gradient, self.flags = self.buffer[:n], self.buffer[n:]
         self._n_weights = len(net.W)
 
     def weights(self) -> list[Tensor]:

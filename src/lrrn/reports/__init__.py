@@ -1,1 +1,1 @@
-"""What a fitted model is good for, as tables and pages: accuracy, certified accuracy, attacks, out-of-distribution AUROC."""
+"""Reports on a fitted model, as tables and pages: accuracy, certified accuracy, attacks, out-of-distribution AUROC."""

@@ -1,4 +1,4 @@
-"""What is proven about a classifier and what an attacker can do to it, on the same samples and in the same units."""
+"""Audit a classifier: certified radii and adversarial attacks, on the same samples and in the same units."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ LOCAL_ROWS = 16
 @final
 @dataclass(frozen=True)
 class Audit:
-    """A classifier's proven and attacked robustness on some samples; all sizes in the units of X.
+    """Certified and attacked robustness of a classifier on a set of samples; all sizes in the units of X.
 
     Attributes
     ----------
     name : str
-        What the model is called.
+        Name of the model.
     eps : tuple of float
-        Sizes of perturbations to report.
+        Perturbation sizes to report.
     method, guarantee : str
-        Of the certificate; see :func:`lrrn.certify`.
+        Method and guarantee of the certificate; see :func:`lrrn.certify`.
     right : bool array of shape (n_samples,)
-        Whether the prediction is right.
+        Whether the prediction is correct.
     radii : array of shape (n_samples,)
-        Proven: no smaller perturbation changes the predicted label.
+        Certified radii: no smaller perturbation changes the predicted label.
     distances : array of shape (n_samples,) or None
-        Found by attacks: some perturbation of this size makes the prediction wrong, 0 where it is wrong already, ``inf`` where
-        none was found. None if nothing was attacked.
+        Attack distances: some perturbation of this size makes the prediction wrong. 0 where it is wrong already, ``inf`` where
+        no attack succeeded. None if no attack was run.
     settings : dict
-        Of the attacks.
+        Settings of the attacks.
     seconds : float
         Time taken.
     """
@@ -69,24 +69,24 @@ class Audit:
         return float(self.right.mean())
 
     def certified(self, eps: float) -> float:
-        """Return the share of samples proven right under every perturbation of norm ``eps``."""
+        """Return the certified accuracy: share of samples proven correct under every perturbation of norm ``eps``."""
         return float((self.right if eps == 0 else self.right & (self.radii > eps)).mean())
 
     def attacked(self, eps: float) -> float:
-        """Return the share of samples that no attack of norm at most ``eps`` made wrong: at least the true robust accuracy."""
+        """Return the accuracy under attacks of norm at most ``eps``, an upper bound on the true robust accuracy."""
         if self.distances is None:
             raise ValueError("nothing was attacked; see lrrn.reports.audit.attack")
         return float((self.distances > eps).mean())
 
     @property
     def refuted(self) -> NDArray[np.int64]:
-        """Numbers of the samples that an attack changed within their certified radius: none, unless there is a bug."""
+        """Indices of the samples whose label an attack changed within the certified radius: none, unless there is a bug."""
         if self.distances is None:
             return np.zeros(0, dtype=np.int64)
         return np.flatnonzero(self.right & (self.distances < self.radii))
 
     def as_json(self, samples: bool = True) -> dict[str, Any]:
-        """Return figures and, unless told not to, samples, for ``json.dump``; a distance of null: no attack succeeded."""
+        """Return figures and, if ``samples``, arrays, for ``json.dump``; a distance of null means that no attack succeeded."""
         content: dict[str, Any] = {
             "name": self.name,
             "n_samples": len(self.right),
@@ -124,17 +124,17 @@ def certify(
     Parameters
     ----------
     name : str
-        What to call it.
+        Name of the model in the result.
     model : LRRNClassifier
     X : array of shape (n_samples, n_features), or Rows
-        Rows bring their own labels and need not fit into memory.
+        Rows contain their own labels and need not fit into memory.
     y : array of shape (n_samples,)
     eps : sequence of float, optional
-        Sizes of perturbations, in the units of X. By default 0.1, 0.25 and 0.5, times the scale that ``standardize`` found.
+        Perturbation sizes, in the units of X. By default 0.1, 0.25 and 0.5, times the scale that ``standardize`` found.
     method : str, default="auto"
         As in :func:`lrrn.certify`.
     samples : path, optional
-        Write label, radius and whether the label is right to this ``.npz`` or ``.parquet`` file.
+        Write label, radius and whether the label is correct to this ``.npz`` or ``.parquet`` file.
 
     Returns
     -------
@@ -153,7 +153,7 @@ def certify(
 
     run = {"model": fingerprint(*model.network_.parameters()), "method": method, "as": "certify"}
     parts = None if samples is None else Parts(samples, run)
-    # a local radius takes a fraction of a second, so that a few samples are worth sharing
+    # a local radius takes a fraction of a second, so even a few samples are worth distributing
     size = LOCAL_ROWS if method == "local" else model.chunk_rows_
     columns = over_rows(rows, size, work, parts)
     seconds = time.perf_counter() - start
@@ -173,18 +173,18 @@ def attack(
     clip: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> Audit:
-    """Certify a fitted classifier, then attack it: smallest perturbations first, then gradient ascent at every size.
+    """Certify a fitted classifier, then attack it: first minimal perturbations, then gradient ascent at every size.
 
     Parameters
     ----------
     name, model, X, y, eps, method
         As in :func:`certify`; the prediction must be the network's largest output, so "class_energy" is refused.
     steps, restarts
-        Of the gradient ascent; see :func:`lrrn.attacks.pgd`.
+        Settings of the gradient ascent; see :func:`lrrn.attacks.pgd`.
     clip : (lo, hi), optional
-        Interval that perturbed features stay in, such as (0, 1) for images.
+        Interval for perturbed features, such as (0, 1) for images.
     seed : int, default=0
-        Of the random starts.
+        Seed of the random starts.
 
     Returns
     -------
@@ -210,7 +210,7 @@ def attack(
             return _measured(model, given[some], np.asarray(y)[rows[some]], x.cpu().numpy())
 
         options: dict[str, Any] = {"scale": scale, "steps": steps, "restarts": restarts, "clip": box, "seed": seed}
-        distances[rows] = found_by_attacks(
+        distances[rows] = attack_distances(
             net, torch.as_tensor((given - offset) / scale), label, audit.eps, measured, **options
         )
     settings = {"steps": steps, "restarts": restarts, "seed": seed, "clip": None if clip is None else list(clip)}
@@ -227,7 +227,7 @@ def attack(
     )
 
 
-def found_by_attacks(
+def attack_distances(
     net: nn.Module,
     x: torch.Tensor,
     label: torch.Tensor,
@@ -240,16 +240,16 @@ def found_by_attacks(
     clip: Any = None,
     seed: int = 0,
 ) -> Array:
-    """Return the norms of the smallest perturbations that attacks found: shortest ones, then gradient ascent at every size.
+    """Return the norms of the smallest perturbations found by a minimal-norm attack and by gradient ascent at every size.
 
     Parameters
     ----------
     net, x, label, steps, restarts, clip, seed
         As in :func:`lrrn.attacks.pgd`.
     sizes : sequence of float
-        Of the gradient ascents, in the units of what was measured.
+        Perturbation sizes of the gradient ascents, in the units of what was measured.
     measured : callable
-        From numbers of samples and perturbed inputs to the norms of those perturbations that succeeded, ``inf`` for the others.
+        Maps sample indices and perturbed inputs to the norms of the perturbations that succeeded, ``inf`` for the others.
     scale : float, default=1.0
         One unit of x in units of what was measured.
     """
@@ -265,7 +265,7 @@ def found_by_attacks(
 
 
 def _measured(model: LRRNClassifier, X: Array, y: Array, x: Array) -> Array:
-    """Norms, in the units of X, of perturbations that make the classifier itself wrong; ``inf`` for the others."""
+    """Return norms, in the units of X, of perturbations that the classifier itself misclassifies; ``inf`` for the others."""
     perturbed = x * model.scale_in_ + model.offset_in_
     return np.where(model.predict(perturbed) != y, np.linalg.norm(perturbed - X, axis=1), np.inf)
 
@@ -275,7 +275,7 @@ def _finite(value: float) -> float | None:
 
 
 def as_table(audit: Audit) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of a table, a row for every size of perturbation."""
+    """Return the headings and rows of a table, with one row per perturbation size."""
     headings = ["norm of the perturbation", "certified accuracy"]
     rows = [[f"{size:g}", f"{audit.certified(size):.1%}"] for size in (0.0, *(size for size in audit.eps if size > 0))]
     if audit.distances is not None:
@@ -286,7 +286,7 @@ def as_table(audit: Audit) -> tuple[list[str], list[list[str]]]:
 
 
 def summary(audit: Audit) -> str:
-    """Return the figures that belong to no size of perturbation, in a sentence or two."""
+    """Return the figures that do not depend on the perturbation size, in one or two sentences."""
     n = len(audit.right)
     radius = float(np.median(np.where(audit.right, audit.radii, 0.0)))
     text = f"{n} samples, accuracy {audit.clean:.1%}; median certified radius {radius:.3g} (method {audit.method})"
@@ -296,7 +296,7 @@ def summary(audit: Audit) -> str:
 
 
 def as_page(title: str, audit: Audit) -> str:
-    """Return a self-contained HTML page: the figures, and one chart of accuracies over the size of the perturbation."""
+    """Return a self-contained HTML page: the figures, and one chart of accuracy over perturbation size."""
     page = Page(title)
     page.text(summary(audit))
     page.table(*as_table(audit))

@@ -1,4 +1,4 @@
-"""What a fitted model is worth: accuracy, certified accuracy, familiarity of strange inputs; in numbers and as a page."""
+"""Evaluate a fitted model: accuracy, certified accuracy and out-of-distribution AUROC, as numbers and as a page."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from lrrn.runtime.storage import fingerprint
 Array = NDArray[Any]
 Model = LRRNClassifier | LRRNRegressor | LRRNEnergyModel
 EPS = (0.1, 0.25, 0.5)
-"""Sizes of perturbations to certify, in units of the data's scale, unless others are asked for."""
+"""Default perturbation sizes to certify, in units of the data's scale."""
 STRANGE = 65_536
-"""Strange inputs made at most: enough to tell how well the energy knows them, however many samples there are."""
+"""Largest number of out-of-distribution inputs to generate. It suffices to estimate the AUROC for any number of samples."""
 KEPT_ENERGIES = 2000
-"""Energies of each kind that a reference holds at most."""
+"""Largest number of energies of each kind in a reference."""
 KEPT_SAMPLES = 60
-"""Samples that a file saved by the command line holds, if they are public."""
+"""Number of samples stored in a file that the command line saves, if the samples are public."""
 
 
 @final
 @dataclass(frozen=True)
 class Evaluation:
-    """A model on some samples.
+    """Results of evaluating a model on a set of samples.
 
     Attributes
     ----------
     name : str
-        What the model is called in tables.
+        Name of the model in tables.
     n_samples : int
-        How many samples it was evaluated on.
+        Number of samples it was evaluated on.
     score : float or None
         Accuracy of a classifier, R^2 of a regressor.
     lipschitz : float
         Proven bound on the Lipschitz constant, in the units of X.
     median_radius : float or None
-        Median certified radius over all samples of a classifier, 0 where it is wrong.
+        Median certified radius over all samples of a classifier; misclassified samples count as 0.
     certified : dict of float to float
         By perturbation size: certified accuracy of a classifier, mean certified half-width of a regressor's intervals.
     auroc : dict of str to float
-        By what was put in: how well the energy tells it from the samples, 1 is perfectly and 0.5 not at all.
+        Out-of-distribution AUROC of the energy by kind of input: 1 is perfect separation, 0.5 is chance.
     seconds : float or None
         Training time.
     """
@@ -70,7 +70,7 @@ class Evaluation:
     energies: dict[str, Array] = field(repr=False)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures, ready for ``json.dump``."""
+        """Return the results in a form that ``json.dump`` accepts."""
         left_out = ("model", "radii", "energies", "certified")
         plain = {name: value for name, value in vars(self).items() if name not in left_out}
         return {**plain, "certified": {f"{eps:g}": value for eps, value in self.certified.items()}}
@@ -93,24 +93,24 @@ def evaluate(
     Parameters
     ----------
     name : str
-        What to call it.
+        Name of the model in the result.
     model : LRRNClassifier, LRRNRegressor or LRRNEnergyModel
     X : array of shape (n_samples, n_features), or Rows
-        Rows bring their own targets and need not fit into memory.
+        Rows contain their own targets and need not fit into memory.
     y : array of shape (n_samples,) or (n_samples, n_targets), optional
-        Without it there are no scores.
+        Without targets, no scores are computed.
     eps : sequence of float, optional
-        Sizes of perturbations, in the units of X. By default 0.1, 0.25 and 0.5, times the scale that
+        Perturbation sizes, in the units of X. By default 0.1, 0.25 and 0.5, times the scale that
         ``standardize`` found.
     image_shape : (int, int), optional
-        Height and width if samples are images: then mirrored ones serve as strange inputs too.
+        Height and width if samples are images. Mirrored images then serve as out-of-distribution inputs too.
     familiar : array of shape (n, n_features), optional
-        What to fit the Gaussian of strange inputs to; X if not given. Strange inputs are made from and compared with no more
-        than the first 65,536 samples.
+        Samples to fit the Gaussian of out-of-distribution inputs to; X if not given. Out-of-distribution inputs are generated
+        from, and compared with, at most the first 65,536 samples.
     seconds : float, optional
         Training time, to be reported.
     seed : int, default=0
-        Of the Gaussian.
+        Seed of the Gaussian.
     samples : path, optional
         Write the results of each sample to this ``.npz`` or ``.parquet`` file; see :mod:`lrrn.reports.scoring`.
 
@@ -151,7 +151,7 @@ def evaluate(
 
 
 def _run(model: Model, sizes: Sequence[float], seed: int) -> dict[str, Any]:
-    """Tell a run from others, so that it does not continue with their parts."""
+    """Return what identifies a run, so that it does not resume from the parts of another one."""
     return {"model": fingerprint(*model.network_.parameters()), "sizes": list(sizes), "seed": seed, "as": "evaluate"}
 
 
@@ -183,7 +183,7 @@ def reference_of(
     radii: Array | None,
     energies: Mapping[str, Array],
 ) -> Reference:
-    """Return what a file may hold of held-out samples, for whoever explores the model.
+    """Return the reference stored with a model: statistics of held-out samples, and samples if they are public.
 
     Parameters
     ----------
@@ -192,9 +192,9 @@ def reference_of(
     y : array of shape (n_samples,), optional
     image_shape : (int, int), optional
     source : str
-        Where the samples come from, in words.
+        Description of where the samples come from.
     keep : int
-        How many samples to give along, of every class in turn; 0 keeps them private.
+        Number of samples to include, taken from every class in turn; 0 keeps them private.
     score, radii, energies
         As in :class:`Evaluation`.
 
@@ -227,19 +227,19 @@ def reference_of(
 
 
 def sizes_for(model: Model, eps: Sequence[float] | None) -> tuple[float, ...]:
-    """Return the sizes asked for or, if none were, the usual ones times the scale that ``standardize`` found."""
+    """Return ``eps`` or, if it is None, the default sizes times the scale that ``standardize`` found."""
     return tuple(float(f"{factor * model.scale_in_:.2g}") for factor in EPS) if eps is None else tuple(eps)
 
 
 def energies_of(
     model: Model, X: Array, image_shape: tuple[int, int] | None, familiar: Array | None = None, seed: int = 0
 ) -> dict[str, Array]:
-    """Return the energies of samples and of strange inputs made from them, by what they are; arguments as for `evaluate`."""
+    """Return the energies of samples and of out-of-distribution inputs, by kind of input; arguments as for `evaluate`."""
     return {"samples": model.energy(X), **_strange_energies(model, ArrayRows(X), image_shape, familiar, seed)}
 
 
 def check_labels(model: LRRNClassifier, y: Array) -> None:
-    """Raise if labels are text and the model's numbers, or the other way round: none would ever be right."""
+    """Raise if the labels are text and the model's classes are numbers, or the other way round: none would ever match."""
     if (y.dtype.kind in "USO") != (model.classes_.dtype.kind in "USO"):
         raise ValueError(
             f"the data has labels such as {y[0]!r} and the model's are such as {model.classes_[0]!r}; choose another target"
@@ -249,7 +249,7 @@ def check_labels(model: LRRNClassifier, y: Array) -> None:
 def _strange_energies(
     model: Model, rows: Rows, image_shape: tuple[int, int] | None, familiar: Array | None, seed: int
 ) -> dict[str, Array]:
-    """Return energies of inputs that are not samples: mirrored images, and draws from a Gaussian with the moments of data."""
+    """Return energies of out-of-distribution inputs: mirrored images, and draws from a Gaussian with the data's moments."""
     rows, size = rows.first(STRANGE), model.chunk_rows_
     mean, root = _moments(rows if familiar is None else ArrayRows(familiar).first(STRANGE), size)
 
@@ -257,7 +257,7 @@ def _strange_energies(
         columns = {}
         if image_shape is not None:
             columns["mirrored"] = model.energy(X.reshape(len(X), *image_shape)[:, :, ::-1].reshape(X.shape))
-        # streams far apart, so that a chunk's draws do not depend on who makes them
+        # one random stream per chunk, far apart, so that a chunk's draws do not depend on which rank makes them
         generator = np.random.Generator(np.random.PCG64(seed).jumped(chunk))
         draws = generator.standard_normal(X.shape) @ root + mean
         columns["Gaussian"] = model.energy(draws.astype(X.dtype))
@@ -267,7 +267,7 @@ def _strange_energies(
 
 
 def _moments(rows: Rows, size: int) -> tuple[Array, Array]:
-    """Return the mean and a matrix R with R^T R the covariance; every rank computes them, in the same order."""
+    """Return the mean and a matrix R such that R^T R is the covariance; every rank computes them, in the same order."""
     mean = sum(X.sum(axis=0, dtype=np.float64) for X, _ in rows.pieces(0, rows.n_samples, size)) / rows.n_samples
     covariance = np.zeros((rows.n_features, rows.n_features))
     for X, _ in rows.pieces(0, rows.n_samples, size):
@@ -278,7 +278,7 @@ def _moments(rows: Rows, size: int) -> tuple[Array, Array]:
 
 
 def auroc(familiar: Array, strange: Array) -> float:
-    """Return how well energies tell strange inputs from familiar ones: 1 is perfectly, 0.5 not at all."""
+    """Return the AUROC of energies as a score for out-of-distribution inputs: 1 is perfect separation, 0.5 is chance."""
     from sklearn.metrics import roc_auc_score
 
     truth = np.repeat([0, 1], [len(familiar), len(strange)])
@@ -286,7 +286,7 @@ def auroc(familiar: Array, strange: Array) -> float:
 
 
 def as_table(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of one table: a column a model, a row a measure, "-" where one does not apply."""
+    """Return the headings and rows of one table: one column per model, one row per metric, "-" where it does not apply."""
     sizes = sorted({size for evaluation in evaluations for size in evaluation.certified})
     kinds = list(dict.fromkeys(kind for evaluation in evaluations for kind in evaluation.auroc))
     regression = all(isinstance(evaluation.model, LRRNRegressor) for evaluation in evaluations)

@@ -1,4 +1,4 @@
-"""A web page in one file: tables, charts and images without scripts, fonts or anything else to fetch."""
+"""A web page in one self-contained file: tables, charts and images, without scripts, fonts or other external resources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#862e9c", "#a37400")
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 44
 SHADES = 60
-"""Shades of an image from white to its strongest colour; few, so that files stay small."""
+"""Number of shades of an image from white to its strongest colour. A small number keeps files small."""
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #d0d7de; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --faint: #3d444d; } }
@@ -64,11 +64,11 @@ class Page:
     def lines(
         self, caption: str, x: str, y: str, series: Mapping[str, tuple[ArrayLike, ArrayLike]], log_y: bool = False
     ) -> None:
-        """Add a chart of lines: a mapping of names to points, as two sequences."""
+        """Add a line chart. ``series`` maps names to points, given as two sequences."""
         self._parts.append(_figure(caption, _lines(x, y, series, log_y, True)))
 
     def histograms(self, caption: str, x: str, series: Mapping[str, ArrayLike], bins: int = 40) -> None:
-        """Add a chart of the distributions of several samples, on common bins that cover 99 % of all values."""
+        """Add a chart of the histograms of several samples, on common bins that cover 99 % of all values."""
         values = {name: np.asarray(sample, float) for name, sample in series.items()}
         low, high = np.quantile(np.concatenate(list(values.values())), [0.0, 0.99])
         edges = np.linspace(low, high if high > low else low + 1, bins + 1)
@@ -79,7 +79,7 @@ class Page:
         self._parts.append(_figure(caption, _chart(x, "share of samples", curves, False, True)))
 
     def images(self, caption: str, images: NDArray[Any], columns: int = 16, zoom: int = 4) -> None:
-        """Add a sheet of images of shape (n, height, width), each scaled alone: blue is negative, red positive."""
+        """Add a grid of images of shape (n, height, width), each scaled separately: blue is negative, red is positive."""
         pixels = sheet(images, columns)
         self.picture(caption, png(pixels), f"width={pixels.shape[1] * zoom} height={pixels.shape[0] * zoom}")
 
@@ -105,7 +105,7 @@ def _figure(caption: str, content: str) -> str:
 def line_chart(
     x: str, y: str, series: Mapping[str, tuple[ArrayLike, ArrayLike]], log_y: bool = False, zero: bool = True
 ) -> bytes:
-    """Return a chart of lines as an SVG file of its own; ``zero`` makes the vertical axis begin there."""
+    """Return a line chart as a standalone SVG file; ``zero`` makes the vertical axis begin at zero."""
     style = "text{font:13px system-ui,sans-serif;fill:#1b1f24}.axis{stroke:#1b1f24}.grid{stroke:#d0d7de}"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" height="{HEIGHT}" '
     chart = _lines(x, y, series, log_y, zero).replace("<svg ", head, 1).replace(">", f"><style>{style}</style>", 1)
@@ -168,7 +168,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def sheet(images: NDArray[Any], columns: int) -> NDArray[np.uint8]:
-    """Lay out images of shape (n, height, width) side by side: shades for :func:`png`, each image scaled alone."""
+    """Arrange images of shape (n, height, width) in a grid of shades for :func:`png`; each image is scaled separately."""
     n, height, width = images.shape
     rows = -(-n // columns)
     pixels = np.full((rows * (height + 1), min(columns, n) * (width + 1)), SHADES, np.uint8)

@@ -1,8 +1,8 @@
-"""Scoring: work done on every row of a table that may be larger than memory, by one rank or by many, to the same bits.
+"""Scoring: apply a function to every row of a table, which may be larger than memory, on one or more ranks.
 
-The table is cut into chunks whose number and size do not depend on the ranks, and each rank takes some in a row. What is kept
-of a sample is a few numbers. They stay in memory, or they go into files, part by part, which are merged in the end; a run that
-is interrupted then continues with the parts that are missing.
+The result is bit-identical for any number of ranks. The table is split into chunks whose number and size do not depend on the
+ranks. Each rank processes a contiguous range of chunks. Only a few numbers per sample are kept. They stay in memory, or they
+are written to part files, which are merged at the end. With part files, an interrupted run resumes with the missing parts.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ logger = logging.getLogger("lrrn.reports")
 Array = NDArray[Any]
 Columns = dict[str, Array]
 Work = Callable[[Array, Array | None, int], Columns]
-"""From features, targets and the number of a chunk to columns with as many rows."""
+"""Maps features, targets and the index of a chunk to columns with the same number of rows."""
 PART_CHUNKS = 64
-"""Chunks in a part, unless a rank has fewer."""
+"""Number of chunks in a part, unless a rank has fewer."""
 SUFFIXES = (".npz", ".parquet")
 
 
 def over_rows(rows: Rows, size: int, work: Work, parts: Parts | None = None) -> Columns:
-    """Apply ``work`` to all rows, shared by the ranks, and return its columns, merged in order, on every rank.
+    """Apply ``work`` to all rows, distributed over the ranks, and return its columns, merged in order, on every rank.
 
     Parameters
     ----------
     rows : Rows
-        They are checked to be finite before any work is done.
+        Every feature is checked to be finite before any work is done.
     size : int
         Rows in a chunk.
     work : callable
     parts : Parts, optional
-        Where to keep the columns meanwhile; in memory if not given.
+        Where to store intermediate columns; in memory if not given.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def over_rows(rows: Rows, size: int, work: Work, parts: Parts | None = None) -> 
             if len(held) == PART_CHUNKS or chunk == last - 1:
                 parts.write(chunk + 1 - len(held), chunk + 1, _merged(held))
                 held = []
-    team.gather(None)  # until everybody has written
+    team.gather(None)  # wait until every rank has written
     return parts.finish(n_chunks)
 
 
@@ -79,7 +79,7 @@ def _worked(rows: Rows, size: int, work: Work, chunks: range) -> Iterator[tuple[
 
 
 def _check(rows: Rows, chunks: range, size: int) -> None:
-    """Read this rank's rows once; raise the first error that any rank found, on all of them."""
+    """Read this rank's rows once; on every rank, raise the first error that any rank found."""
     error: DataError | None = None
     try:
         if chunks:
@@ -93,7 +93,7 @@ def _check(rows: Rows, chunks: range, size: int) -> None:
 
 
 def _missing(mine: range, present: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of chunks that no part covers."""
+    """Yield the ranges of chunks that no part covers."""
     covered = {chunk for first, last in present for chunk in range(first, last)}
     first = None
     for chunk in [*mine, None]:
@@ -110,14 +110,14 @@ def _merged(parts: list[Columns]) -> Columns:
 
 @final
 class Parts:
-    """Files with columns of some chunks each, in a folder beside the file they will be merged into.
+    """Part files, each with the columns of some chunks, in a folder beside the file they will be merged into.
 
     Parameters
     ----------
     path : path-like
-        The file to make, ``.npz`` or ``.parquet``.
+        The output file, ``.npz`` or ``.parquet``.
     run : dict
-        What makes this run another one than others: parts of other runs are refused.
+        Identifies the run: parts of other runs are refused.
     """
 
     def __init__(self, path: Path, run: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ class Parts:
         self._folder = path.with_name(path.name + ".parts")
 
     def begin(self, rows: Rows, size: int) -> list[tuple[int, int]]:
-        """Make the folder, or find what an interrupted run left there; return the stretches of chunks present."""
+        """Create the folder, or find what an interrupted run left there; return the ranges of chunks present."""
         run = {**self._run, "data": _stamp(rows), "chunk": size}
         team, record = ranks.current(), self._folder / "run.json"
         team.check_same("samples or settings", run)
@@ -151,7 +151,7 @@ class Parts:
         return team.on_main(prepare)
 
     def write(self, first: int, last: int, columns: Columns) -> None:
-        """Keep the columns of chunks ``first`` to ``last``."""
+        """Store the columns of chunks ``first`` to ``last``."""
         storage.write_bytes(self._folder / f"part-{first:09d}-{last:09d}.npz", _npz(columns))
 
     def finish(self, n_chunks: int) -> Columns:
@@ -168,7 +168,7 @@ class Parts:
                 f"{self._folder} lacks the part that begins with chunk {at}; ranks on several machines need a folder they share"
             )
         merged = _merged(columns)
-        team.gather(None)  # until everybody has read
+        team.gather(None)  # wait until every rank has read
         team.on_main(lambda: self._merge(merged))
         return merged
 
@@ -200,7 +200,7 @@ class Parts:
 
 
 def _stamp(rows: Rows) -> list[Any]:
-    """Tell a table from others of the same name."""
+    """Return what distinguishes a table from others of the same name."""
     path = Path(rows.name)
     file = [path.stat().st_size, path.stat().st_mtime_ns] if path.is_file() else []
     return [rows.name, rows.n_samples, rows.n_features, rows.has_targets, *file]

@@ -204,7 +204,7 @@ class _Run:
                 self._note_stalled(rows, stuck)
             elif self.spent >= budget:
                 stuck = open_
-            elif self._newton_is_dear(budget):
+            elif self._newton_is_expensive(budget):
                 stuck = open_ & (idle >= solver.patience)
             else:
                 stuck = open_ & (self._sweeps_to_go(residual, best, want, chunk) >= self._patience(budget))
@@ -248,7 +248,7 @@ class _Run:
             return self.max_sweeps
         return max(self.max_sweeps - following.chunk(self.qp), min(solver.chunk(self.qp), self.max_sweeps))
 
-    def _newton_is_dear(self, budget: int) -> bool:
+    def _newton_is_expensive(self, budget: int) -> bool:
         """Whether a Newton step costs more than all sweeps. Only stalled samples are then handed over before the budget ends.
 
         The rate of one chunk underestimates methods with momentum, so it is not extrapolated in this case.

@@ -1,4 +1,4 @@
-"""Tables of samples read a few rows at a time, from memory or from files larger than it."""
+"""Tables of samples read in chunks of rows, from arrays in memory or from files larger than memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table of samples is to those who read it, and tables that are arrays already."""
+"""Interface of a table of samples, and its implementation for arrays."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Piece = tuple[Array, Array | None]
 PIECE_BYTES = 2**24
-"""What is read at once when nobody asks for a certain number of rows."""
+"""Default chunk size in bytes."""
 
 
 class DataError(ValueError):
-    """A data file is missing, damaged or not what it should be."""
+    """A data file is missing, damaged or of the wrong kind."""
 
 
 def unreadable(path: object, error: OSError) -> DataError:
-    """Return the error to raise when the system did not let a file be read."""
+    """Return the error to raise when the operating system cannot read a file."""
     return DataError(f"{path} cannot be read ({error.strerror or error}); see that it is there, whole, and yours to read")
 
 
 class Rows(ABC):
-    """Samples with features and, where there are any, targets.
+    """Table of samples with features and optional targets.
 
     Attributes
     ----------
     name : str
-        What errors call it: the file.
+        Name in error messages: the file.
     n_samples, n_features : int
     has_targets : bool
     """
@@ -43,9 +43,10 @@ class Rows(ABC):
 
     @abstractmethod
     def pieces(self, start: int, stop: int, size: int) -> Iterator[Piece]:
-        """Yield features and targets of rows ``start`` to ``stop`` in order, ``size`` rows at a time and the rest last.
+        """Yield features and targets of rows ``start`` to ``stop``, in order, in chunks of ``size`` rows.
 
-        Features are float32 or float64. A piece may be dropped from memory when the next one is asked for.
+        The last chunk may be smaller. Features are float32 or float64. A chunk may be dropped from memory when the next one is
+        requested.
         """
 
     def everything(self) -> Piece:
@@ -71,7 +72,7 @@ class Rows(ABC):
             ) from error
 
     def checked(self, start: int, stop: int, size: int) -> Iterator[Piece]:
-        """Yield as :meth:`pieces`, and raise where a feature is not finite."""
+        """Yield the same chunks as :meth:`pieces`; raise an error if a feature is not finite."""
         at = start
         for X, y in self.pieces(start, stop, size):
             if not np.isfinite(X).all():
@@ -83,7 +84,7 @@ class Rows(ABC):
             at += len(X)
 
     def first(self, n: int | None) -> Rows:
-        """Return the first ``n`` rows, or all."""
+        """Return the first ``n`` rows, or all if ``n`` is None."""
         return self if n is None or n >= self.n_samples else FirstRows(self, n)
 
 
@@ -97,13 +98,13 @@ class FirstRows(Rows):
         self.n_samples = n
 
     def pieces(self, start: int, stop: int, size: int) -> Iterator[Piece]:
-        """Read the other table."""
+        """Yield chunks of the other table."""
         return self._rows.pieces(start, min(stop, self.n_samples), size)
 
 
 @final
 class ArrayRows(Rows):
-    """Arrays in memory or mapped from a file, of which no more pages stay in memory than a piece has.
+    """Arrays in memory, or memory maps, of which only the pages of one chunk stay in memory.
 
     Parameters
     ----------
@@ -118,14 +119,14 @@ class ArrayRows(Rows):
         (self.n_samples, self.n_features), self.has_targets = X.shape, y is not None
 
     def pieces(self, start: int, stop: int, size: int) -> Iterator[Piece]:
-        """Slice."""
+        """Yield slices of the arrays."""
         for at in range(start, stop, size):
             rows = slice(at, min(at + size, stop))
             yield as_features(_in_memory(self._X[rows])), None if self._y is None else _in_memory(self._y[rows])
 
 
 def _in_memory(part: Array) -> Array:
-    """Copy what is mapped, since it will be read several times, and let the pages go."""
+    """Copy a memory map, since it will be read several times, and release its pages."""
     if mapped(part) is None:
         return part
     there = np.array(part)
@@ -134,7 +135,7 @@ def _in_memory(part: Array) -> Array:
 
 
 def check_shapes(name: str, X: tuple[int, ...], y: tuple[int, ...] | None) -> None:
-    """Raise unless the shapes are those of a table and its targets."""
+    """Raise an error unless the shapes are those of a table and its targets."""
     if len(X) != 2 or min(X) < 1:
         raise DataError(f"{name}: features must form a table; got an array of shape {X}")
     if y is not None and (len(y) == 0 or y[0] != X[0] or min(y) < 1):
@@ -142,15 +143,15 @@ def check_shapes(name: str, X: tuple[int, ...], y: tuple[int, ...] | None) -> No
 
 
 def as_features(X: Array) -> Array:
-    """Return float32 as it is and anything else as float64."""
+    """Return float32 arrays unchanged and all others as float64."""
     if X.dtype == np.float32:
         return X
-    with np.errstate(over="ignore"):  # what float64 cannot hold becomes infinite, and is refused as such
+    with np.errstate(over="ignore"):  # numbers beyond the range of float64 become infinite, and are rejected later
         return X.astype(np.float64, copy=False)
 
 
 def regrouped(pieces: Iterable[Piece], size: int) -> Iterator[Piece]:
-    """Cut pieces of any length anew, into ``size`` rows each and the rest."""
+    """Regroup chunks of any length into chunks of ``size`` rows; the last may be smaller."""
     held: list[Piece] = []
     n_held = 0
     for X, y in pieces:
@@ -177,18 +178,18 @@ def _cut(piece: Piece, start: int, stop: int) -> Piece:
 
 
 def mapped(array: Any) -> mmap.mmap | None:
-    """Return the memory map an array is a view of, if its pages can be dropped without losing anything."""
+    """Return the memory map that an array is a view of, if its pages can be dropped without data loss."""
     mode = None
     while isinstance(array, np.ndarray):
         mode = getattr(array, "mode", None) or mode
         array = array.base
-    # mode "c" keeps changes in the pages alone; a map that is no np.memmap does not tell
+    # mode "c" keeps changes only in memory; the mode of a map that is not an np.memmap is unknown
     return array if isinstance(array, mmap.mmap) and mode in ("r", "r+", "w+") else None
 
 
 def release(array: Array) -> None:
-    """Let the system have the pages of an array's memory map back; they are read again when they are needed again."""
+    """Release the pages of an array's memory map; the system reads them again on access."""
     source = mapped(array)
     if source is not None and hasattr(source, "madvise"):
-        # all of the map: systems map a few MB around what is touched, which would add up over the chunks of a large file
+        # release the whole map: systems map a few MB around each access, which would accumulate over the chunks of a large file
         source.madvise(mmap.MADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Tables in NumPy's own files: ``.npy`` through a window that moves over the file, ``.npz`` from front to back."""
+"""Tables in NumPy files: ``.npy`` files are memory-mapped chunk by chunk, ``.npz`` files are read sequentially."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from lrrn.datasets.rows.base import Array, ArrayRows, DataError, Piece, Rows, as
 
 SKIP_BYTES = 2**22
 MAX_BYTES, MAX_RATIO = 2**31, 100
-"""An array of more bytes than this must not be packed tighter than that: no data are, and a small file could fill memory."""
+"""Arrays above ``MAX_BYTES`` may be compressed at most ``MAX_RATIO`` times. This rejects decompression bombs."""
 DEFLATED = 1032
-"""Most bytes that a byte of deflated data can stand for."""
+"""Largest compression ratio of deflate."""
 BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -36,11 +36,11 @@ BROKEN = (
     TypeError,
     ValueError,
 )
-"""What zipfile raises on archives that are damaged, encrypted or packed in a way it does not know."""
+"""Errors that zipfile raises on archives that are damaged, encrypted or compressed by an unknown method."""
 
 
 class _Header(NamedTuple):
-    """Shape and type of an array in a file, and where its numbers begin."""
+    """Shape and dtype of an array in a file, and the offset of its data."""
 
     shape: tuple[int, ...]
     fortran_order: bool
@@ -109,7 +109,7 @@ def _npy_header(path: Path) -> _Header:
 
 @final
 class MappedRows(Rows):
-    """A ``.npy`` file, of which only the rows in use are mapped into memory."""
+    """A ``.npy`` file of which only the current chunk is memory-mapped."""
 
     def __init__(self, path: Path, X: _Header, y_path: Path | None, y: _Header | None) -> None:
         self._path, self._X, self._y_path, self._y = path, X, y_path, y
@@ -117,7 +117,7 @@ class MappedRows(Rows):
         self.n_samples, self.n_features = X.shape
 
     def pieces(self, start: int, stop: int, size: int) -> Iterator[Piece]:
-        """Map piece after piece."""
+        """Map one chunk after the other."""
         for at in range(start, stop, size):
             n = min(size, stop - at)
             y = None if self._y is None or self._y_path is None else _window(self._y_path, self._y, at, n)
@@ -125,13 +125,13 @@ class MappedRows(Rows):
 
 
 def _window(path: Path, header: _Header, start: int, n: int) -> Array:
-    """Return a copy of some rows; only they are ever mapped, so the file may be larger than the address space."""
+    """Return a copy of some rows; only these rows are mapped, so the file may be larger than the address space."""
     offset = header.offset + start * header.row_bytes
     try:
         return np.array(np.memmap(path, header.dtype, "r", offset, (n, *header.shape[1:])))
     except OSError as error:
         raise unreadable(path, error) from error
-    except ValueError as error:  # it has become shorter
+    except ValueError as error:  # the file has become shorter
         raise DataError(f"{path} has changed while it was read ({error}); see that it is whole, and start again") from error
 
 
@@ -139,7 +139,7 @@ def _window(path: Path, header: _Header, start: int, n: int) -> Array:
 
 
 def open_npz(path: Path, target: str | None) -> Rows:
-    """Open a table in a ``.npz`` file with arrays X and, optionally, y; ``target="none"`` leaves y alone."""
+    """Open a table in a ``.npz`` file with arrays X and, optionally, y; ``target="none"`` ignores y."""
     with _Archive(path) as archive:
         names = archive.names()
         if "X" not in names:
@@ -148,21 +148,21 @@ def open_npz(path: Path, target: str | None) -> Rows:
         y = archive.array("y").header if "y" in names and target != "none" else None
         _check(str(path), X, y)
         if X.fortran_order or (y is not None and y.fortran_order):
-            # rows lie scattered over the file
+            # rows are not contiguous in the file
             return ArrayRows(archive.array("X").whole(), None if y is None else archive.array("y").whole(), str(path))
     return ArchivedRows(path, X, y is not None)
 
 
 @final
 class ArchivedRows(Rows):
-    """A ``.npz`` file, compressed or not, read from its beginning to the rows asked for."""
+    """A ``.npz`` file, compressed or not, read from its beginning up to the requested rows."""
 
     def __init__(self, path: Path, X: _Header, has_targets: bool) -> None:
         self._path, self.name, self.has_targets = path, str(path), has_targets
         self.n_samples, self.n_features = X.shape
 
     def pieces(self, start: int, stop: int, size: int) -> Iterator[Piece]:
-        """Read X and y side by side."""
+        """Read chunks of X and y alternately."""
         with _Archive(self._path) as archive:
             X, y = archive.array("X"), archive.array("y") if self.has_targets else None
             for array in (X, y):
@@ -198,12 +198,12 @@ class _Archive:
         return [name.removesuffix(".npy") for name in self._zip.namelist() if name.endswith(".npy")]
 
     def array(self, name: str) -> _Stream:
-        """Begin to read an array."""
+        """Open an array for sequential reading."""
         return _Stream(self._zip, f"{name}.npy", self._path, self._opened)
 
 
 def _plausible(info: zipfile.ZipInfo, size: int) -> bool:
-    """Whether an archive of this size can hold what it announces, so that memory is taken for nothing else."""
+    """Whether an archive of this size can contain what its header states; checked before memory is allocated."""
     packed, ratio = info.compress_size, 1 if info.compress_type == zipfile.ZIP_STORED else DEFLATED
     return packed <= size and info.file_size <= min(ratio * packed, max(MAX_BYTES, MAX_RATIO * packed))
 
@@ -218,7 +218,7 @@ class _Stream:
             info = archive.getinfo(member)
             if not _plausible(info, path.stat().st_size):
                 raise self._damaged(f"{member} announces {info.file_size} bytes, packed into {info.compress_size}")
-            self._file = opened.enter_context(archive.open(info))  # or the archive's file stays open with it
+            self._file = opened.enter_context(archive.open(info))  # an open member keeps the archive's file open
             self.header = _read_header(self._file, str(path))
             promised = info.file_size - self.header.offset
         except DataError:
@@ -231,7 +231,7 @@ class _Stream:
             raise self._damaged(f"{member} should hold {self.header.n_bytes} bytes and holds {promised}")
 
     def skip(self, n: int) -> None:
-        """Pass over rows."""
+        """Skip rows."""
         left = n * self.header.row_bytes
         while left > 0:
             left -= len(self._read(min(left, SKIP_BYTES)))
@@ -242,7 +242,7 @@ class _Stream:
         return np.frombuffer(content, self.header.dtype).reshape(n, *self.header.shape[1:])
 
     def whole(self) -> Array:
-        """Return the array, whatever its order."""
+        """Return the whole array, in C or Fortran order."""
         values = np.frombuffer(self._read(self.header.n_bytes), self.header.dtype)
         return values.reshape(self.header.shape, order="F" if self.header.fortran_order else "C")
 

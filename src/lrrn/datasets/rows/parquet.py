@@ -1,4 +1,4 @@
-"""Tables in Parquet files, by way of pyarrow: one row group after the other, and of each a few pages at a time."""
+"""Tables in Parquet files, read with pyarrow: one row group after the other, a few pages at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from lrrn.datasets.rows.base import Array, DataError, Piece, Rows, check_shapes, regrouped, unreadable
 
 BUFFER_BYTES = 2**16
-"""What is read of a column at once; without it pyarrow takes a whole row group, which may be the whole file."""
+"""Read buffer per column in bytes; without it pyarrow reads a whole row group, which may be the whole file."""
 
 
 def open_parquet(path: Path, target: str | None) -> Rows:
@@ -50,7 +50,7 @@ def open_parquet(path: Path, target: str | None) -> Rows:
 
 @final
 class ParquetRows(Rows):
-    """A Parquet file with a number in every column but the target's."""
+    """A Parquet file in which every column but the target is numeric."""
 
     def __init__(
         self, path: Path, features: list[str], target: str | None, groups: list[int], dtype: np.dtype[np.generic]
@@ -61,7 +61,7 @@ class ParquetRows(Rows):
         self.n_samples, self.n_features = self._ends[-1], len(features)
 
     def pieces(self, start: int, stop: int, size: int) -> Iterator[Piece]:
-        """Read the row groups that hold the rows asked for."""
+        """Read the row groups that contain the requested rows."""
         return regrouped(self._batches(start, stop, size), size)
 
     def _batches(self, start: int, stop: int, size: int) -> Iterator[Piece]:

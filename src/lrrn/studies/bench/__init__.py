@@ -1,1 +1,1 @@
-"""Benchmarks against peers: what is solved, who solves it and how it is measured are apart."""
+"""Benchmarks against other libraries. Problems, solvers and time measurement are in separate modules."""

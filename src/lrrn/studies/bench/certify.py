@@ -1,4 +1,4 @@
-"""Suite ``certify``: radii per second by method, and the time that bounds take by the size of the network."""
+"""Suite ``certify``: certified radii per second by method, and the time of Lipschitz bounds by network size."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ logger = logging.getLogger("lrrn.studies.bench")
 
 HIDDEN = (64, 256, 1024)
 LOCAL = 20
-"""Samples of the method that works sample by sample."""
+"""Number of samples for the per-sample method."""
 BUDGETS = {"auto": 5.0, "multiplier": 60.0}
-"""Seconds that bounds may optimise for here; the default of "multiplier" is 300."""
+"""Time budget in seconds for optimising bounds in this suite; the default of "multiplier" is 300."""
 
 
 def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def _radii(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _bounds(width: int, settings: Settings) -> list[dict[str, Any]]:
-    """Time the bound on the whole network and on the 45 pairs of outputs, once each: they are deterministic and long."""
+    """Time the bound on the whole network and on the 45 pairs of outputs, once each: they are deterministic and slow."""
     net = random_network((784, width, width, 10), settings.seed, torch.float64)
     spectral = float(net.lipschitz("spectral"))
     i, j = torch.tril_indices(10, 10, -1)
@@ -75,7 +75,7 @@ def _bounds(width: int, settings: Settings) -> list[dict[str, Any]]:
     for method in ("paper", "spectral", "auto", "multiplier"):
         budget = None if method not in BUDGETS else 0.2 if settings.quick else BUDGETS[method]
         logger.info("bounds: %s, %s", name_of(net), method)
-        # networks that remember nothing
+        # new networks, without cached results
         fresh, other = (random_network((784, width, width, 10), settings.seed, torch.float64) for _ in range(2))
         whole, value = timed(partial(fresh.lipschitz, method, seconds=budget))
         every, constants = timed(partial(pair_constants, other, "pairwise" if method == "paper" else method, budget))

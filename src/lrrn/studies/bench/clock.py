@@ -1,7 +1,7 @@
-"""How it is measured: one thread policy, warm-up outside the clock, medians with spread.
+"""Time measurement: one thread policy for all, untimed warm-up, medians with spread.
 
-Every contender is timed with one thread and with all of them, and the better time counts: at these sizes more threads are not
-always faster. Contenders that know nothing of threads are timed with one; jax keeps its own and is timed as it is.
+Every contender is timed with one thread and with all threads, and the better time counts: at these sizes more threads are not
+always faster. Single-threaded contenders are timed with one thread. jax manages its own threads and is timed as it is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POLICY = (
 
 
 class Timing(NamedTuple):
-    """Median seconds of some repeats, half their range, and the threads they ran with (0: the contender's own choice)."""
+    """Median seconds of several repeats, half their range, and the number of threads (0: the contender's own choice)."""
 
     seconds: float
     spread: float
@@ -41,24 +41,24 @@ class Timing(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Settings:
-    """What a run of the benchmark may be told.
+    """Settings of a benchmark run.
 
     Parameters
     ----------
     quick : bool
-        Smoke sizes: every suite in about two minutes together.
+        Smoke test: small sizes, about two minutes for all suites together.
     seed : int
-        Seed of everything random.
+        Seed of all random numbers.
     repeats : int
-        Timings per contender; their median counts.
+        Number of timings per contender; the median is reported.
     samples : int
-        Samples of the training epoch.
+        Number of samples of the training epoch.
     rows : int
-        Rows of the memory map whose certification is watched for its memory.
+        Number of rows of the memory map in the measurement of peak memory.
     model : path, optional
         A saved model with real weights, for the suites ``solve`` and ``certify``; trained on digits if not given.
     root : path, optional
-        Folder of the MNIST family, which such a model is run on.
+        Folder of the MNIST family, the data for such a model.
     """
 
     quick: bool = False
@@ -71,12 +71,12 @@ class Settings:
 
 
 def spread(times: Sequence[float]) -> float:
-    """Half the range."""
+    """Return half the range."""
     return (max(times) - min(times)) / 2
 
 
 def timed(run: Callable[[], T]) -> tuple[float, T]:
-    """Return the seconds of one call, and what it returns."""
+    """Return the duration of one call in seconds, and its result."""
     start = time.perf_counter()
     result = run()
     return time.perf_counter() - start, result
@@ -90,7 +90,7 @@ def measure(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
 
 @contextmanager
 def threads(n: int) -> Iterator[None]:
-    """Give torch, and the BLAS of NumPy and SciPy, ``n`` threads."""
+    """Set the number of threads of torch, and of the BLAS of NumPy and SciPy, to ``n``."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:
@@ -103,7 +103,7 @@ def threads(n: int) -> Iterator[None]:
 def best_of_threads(run: Callable[[], Any], repeats: int, options: Sequence[int] | None = None) -> Timing:
     """Time ``run`` with each number of threads, by default one and all, and return the better; warms up first.
 
-    A 0 among the options stands for a contender that keeps its own threads.
+    The option 0 stands for a contender that manages its own threads.
     """
     timings = []
     for n in options or sorted({1, cores()}):
@@ -121,7 +121,7 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """Describe what the figures were measured on."""
+    """Describe the machine that the figures were measured on."""
     return {
         "processor": processor(),
         "cores": cores(),

@@ -1,7 +1,7 @@
-"""Who solves it: our solvers, what one would write in torch, and the peers, each behind the same two calls.
+"""Contenders of the suite ``solve``: our solvers, straightforward torch code, and other libraries, with one interface.
 
-``prepare`` takes a problem and returns a function from a tolerance to a solution; whatever a contender can do once per Hessian
-(factor, compile) it does in ``prepare`` or in the first, untimed call. A peer that is not installed says so.
+``prepare`` takes a problem and returns a function from a tolerance to a solution. Work that is needed once per Hessian (such as
+factorisation or compilation) is done in ``prepare`` or in the first, untimed call. A missing library is reported by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lrrn.studies.bench.problems import Problem
 
 Solve = Callable[[float], Tensor]
 NOT_TIMED: dict[str, Any] = {"seconds": None, "spread": None, "threads": None}
-"""Of a record, until there is a time."""
+"""Entries of a record that has no time yet."""
 
 
 def missing(packages: tuple[str, ...]) -> str | None:
@@ -32,19 +32,19 @@ def missing(packages: tuple[str, ...]) -> str | None:
 
 
 def absent(package: str) -> str:
-    """Return what a table says about a contender that cannot run."""
+    """Return the note in tables for a contender whose package is missing."""
     return f"skipped: {package} is not installed (make .venv-bench/.bench)"
 
 
 @final
 @dataclass(frozen=True)
 class Contender:
-    """A way of solving a :class:`~lrrn.studies.bench.problems.Problem`.
+    """A solver of a :class:`~lrrn.studies.bench.problems.Problem`.
 
     Parameters
     ----------
     name : str
-        For tables.
+        Name in tables.
     prepare : callable
         Problem -> (tolerance -> solution of shape (n, dim)).
     needs : tuple of str
@@ -52,11 +52,11 @@ class Contender:
     ours : bool
         Whether it is one of this package's solvers.
     threads : tuple of int, optional
-        Numbers of threads worth trying; one and all if not given, (0,) for a contender that keeps its own.
+        Numbers of threads to try; one and all if not given, (0,) for a contender that manages its own threads.
     largest : int
-        Most unknowns it is tried on; beyond, one problem takes minutes or more memory than there is.
+        Largest number of unknowns to try; larger problems take minutes each, or more memory than available.
     alone : bool
-        Whether one sample at a time is no worse than many at once, so that few of them tell the time of many.
+        Whether single samples take no longer per sample than a batch, so that the time of many can be extrapolated from few.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Contender:
 def _our(name: str) -> Callable[[Problem], Solve]:
     def prepare(problem: Problem) -> Solve:
         def run(tol: float) -> Tensor:
-            # a fresh Hessian object, so that what is remembered per matrix is prepared inside the clock
+            # a new Hessian object, so that the timing includes what is cached per matrix
             qp = problem.qp
             fresh = BoxQP(BlockTridiagonal(qp.hessian.diag, qp.hessian.sub), qp.q, qp.lo, qp.hi)
             with blas_threads(1):
@@ -83,7 +83,7 @@ def _our(name: str) -> Callable[[Problem], Solve]:
 
 
 def _fista(momentum: str) -> Callable[[Problem], Solve]:
-    """Projected gradient with momentum on a dense Hessian, stopped for the whole batch every ten iterations."""
+    """Projected gradient with momentum on a dense Hessian; the stopping test, every ten iterations, is for the whole batch."""
 
     def prepare(problem: Problem) -> Solve:
         h, q, lo, hi = problem.qp.hessian.dense(), problem.qp.q, problem.qp.lo, problem.qp.hi
@@ -108,7 +108,7 @@ def _fista(momentum: str) -> Callable[[Problem], Solve]:
 
 
 def _naive_descent(problem: Problem) -> Solve:
-    """Coordinate descent as the paper states it: a Python loop over units, each update over the whole batch."""
+    """Coordinate descent as in the paper: a Python loop over units; each update covers the whole batch."""
     h, q, lo, hi = problem.qp.hessian.dense(), problem.qp.q, problem.qp.lo, problem.qp.hi
     diagonal = h.diagonal().tolist()
 

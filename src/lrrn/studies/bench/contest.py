@@ -1,6 +1,6 @@
-"""One contender on one problem: the loosest tolerance that is accurate enough, then the clock.
+"""Time one contender on one problem: find the loosest tolerance that is accurate enough, then measure the time.
 
-A contender that misses the required error is shown with the error it reached, and never wins.
+A contender that misses the required error is listed with the error it reached, and cannot win.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from lrrn.studies.bench.problems import Problem
 logger = logging.getLogger("lrrn.studies.bench")
 
 TARGET = 1e-6
-"""Largest max|z - z*| with which an answer counts."""
+"""Largest error max|z - z*| of an accepted solution."""
 LADDER = tuple(10.0 ** (-k / 2) for k in range(6, 27))
 """Tolerances from loose to tight."""
 PATIENCE = 20.0
-"""Seconds of a pass beyond which it is not repeated."""
+"""A pass that takes more seconds than this is not repeated."""
 FEW_RUNGS = (1e-6, 1e-8, 1e-10, 1e-12)
-"""Those tried on contenders that take seconds."""
+"""Tolerances tried for contenders that take seconds."""
 
 
 def contest(
     case: dict[str, Any], problem: Problem, settings: Settings, budget: float, journal: Journal
 ) -> list[dict[str, Any]]:
-    """Return one record a contender: median seconds to the target accuracy, their spread, and the accuracy reached.
+    """Return one record per contender: median seconds to the target accuracy, their spread, and the accuracy reached.
 
     Parameters
     ----------
     case : dict
-        What the problem is called and how large it is; becomes part of every record.
+        Name and size of the problem; part of every record.
     problem : Problem
     settings : Settings
     budget : float
-        Seconds a pass over the samples may take; a slower peer is timed on fewer samples and scaled, and its note says so.
+        Seconds allowed for a pass over the samples. A slower peer is timed on fewer samples and scaled, and its note says so.
     journal : Journal
     """
     records = []
@@ -55,7 +55,7 @@ def contest(
 
 
 def record(contender: Contender, problem: Problem, settings: Settings, budget: float) -> dict[str, Any]:
-    """Time one contender, or say why not."""
+    """Time one contender, or record why it was not timed."""
     blank = {"contender": contender.name, "ours": contender.ours, **NOT_TIMED, "error": None}
     package = missing(contender.needs)
     if package is not None:
@@ -65,7 +65,7 @@ def record(contender: Contender, problem: Problem, settings: Settings, budget: f
     logger.info("%s: %s", problem.name, contender.name)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of peers, about their own tolerances
+            warnings.simplefilter("ignore")  # warnings of peers about their own tolerances
             return {**blank, **_timed(contender, problem, settings, budget)}
     except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
         if contender.ours:
@@ -95,7 +95,7 @@ def _timed(contender: Contender, problem: Problem, settings: Settings, budget: f
     repeats = settings.repeats if seconds < 1 else min(settings.repeats, 3) if seconds < 3 else 1
     timing = best_of_threads(lambda: run(tolerance), repeats, options)
     if timing.threads > 1:
-        # what the better number of threads answers must be right too
+        # the solution with the better number of threads must be accurate too
         with threads(timing.threads):
             error = part.error(run(tolerance))
         if not error <= TARGET:
@@ -111,28 +111,28 @@ def _timed(contender: Contender, problem: Problem, settings: Settings, budget: f
 
 
 def _affordable(contender: Contender, problem: Problem, budget: float) -> tuple[Problem, Solve, float, Tensor]:
-    """Return as many of the first samples as fit into the budget, their ``Solve``, and the seconds and result of a pass."""
+    """Return the first samples that fit into the time budget, their ``Solve``, and the seconds and result of a pass."""
     n = len(problem.reference)
     m = n if contender.ours else min(n, 1 if contender.alone else 100)
     while True:
         part = problem if m == n else problem.first(m)
         run = contender.prepare(part)
-        for _ in range(2):  # the first warms up
+        for _ in range(2):  # the first pass is a warm-up
             seconds, answer = timed(partial(run, TARGET))
             if seconds > PATIENCE:
                 return part, run, seconds, answer
         more = min(n, int(m * budget / max(seconds, 1e-9)))
         if contender.ours or more <= 2 * m:
             return part, run, seconds, answer
-        m = min(more, 16 * m)  # a single sample says little about many
+        m = min(more, 16 * m)  # a single sample predicts the time of many poorly
 
 
 def loosest(
     run: Callable[[float], Any], score: Callable[[Any], float], rungs: Sequence[float], target: float
 ) -> tuple[float | None, float]:
-    """Bisect for the loosest tolerance whose answer scores at most ``target``; also the score there, or at the tightest.
+    """Bisect for the loosest tolerance whose solution scores at most ``target``; also return its score, or the tightest's.
 
-    An answer's score must be at most the target for its tolerance to count, whatever the others were.
+    Only a tolerance whose own solution was scored and reached the target is returned.
     """
     best: tuple[float | None, float] = (None, math.inf)
     low, high = 0, len(rungs) - 1

@@ -17,7 +17,7 @@ DEPTHS = (2, 4, 8, 16)
 
 
 def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
-    """Time sweeps of networks of equal layers, with all threads over samples."""
+    """Time sweeps of networks with layers of equal width, parallelised over samples with all threads."""
     return journal.once("sweeps", _sweeps, settings)
 
 

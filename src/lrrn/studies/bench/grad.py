@@ -1,8 +1,8 @@
 """Suite ``grad``: forward and backward of the layer, against differentiable QP layers on the same H and q.
 
-All contenders start from the network's parameters and end with the gradient of one scalar by all of them. Peers get H(W) and
-q(W, x) built in torch, and pass their gradients back through that. The reference differentiates z = H_AA^-1 q_A on the active
-set of the float64 solution, which is another way again.
+All contenders start from the network's parameters and compute the gradient of one scalar with respect to all of them. Peers get
+H(W) and q(W, x) built in torch, and backpropagate through them. The reference is independent: it differentiates
+z = H_AA^-1 q_A on the active set of the float64 solution.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from lrrn.studies.bench.tables import Part, contest_table
 logger = logging.getLogger("lrrn.studies.bench")
 
 TARGET = 1e-3
-"""Largest error of a gradient, relative to its largest entry, with which it counts; proxsuite's is float32."""
+"""Largest error of an accepted gradient, relative to its largest entry; proxsuite's gradients are float32."""
 
 RUNGS = (1e-4, 1e-6, 1e-8, 1e-10, 1e-12)
-"""Tolerances given to every contender, from loose to tight, until its gradient is right."""
+"""Tolerances tried for every contender, from loose to tight, until its gradient is accurate enough."""
 
 Layer = Callable[[Tensor, Tensor, float], Tensor]
 Gradient = Callable[[float], list[Tensor]]
@@ -71,7 +71,7 @@ def _case(sizes: Sequence[int], n: int, settings: Settings) -> list[dict[str, An
 
 
 def timed(gradient: Gradient, reference: list[Tensor], repeats: int, options: Sequence[int] | None) -> dict[str, Any]:
-    """Score a gradient against the reference and, if it is right, time it."""
+    """Compare a gradient with the reference and, if it is accurate enough, time it."""
     with threads((options or (1,))[0]):
         tol, error = loosest(gradient, lambda parts: gradient_error(parts, reference), RUNGS, TARGET)
     if tol is None:
@@ -82,7 +82,7 @@ def timed(gradient: Gradient, reference: list[Tensor], repeats: int, options: Se
 
 
 def gradient_error(gradient: list[Tensor], reference: list[Tensor]) -> float:
-    """Largest deviation of any entry, relative to the largest entry of all."""
+    """Return the largest deviation of any entry, relative to the largest entry of all."""
     size = max(float(part.abs().max()) for part in reference)
     worst = max(float((part.double() - right).abs().max()) for part, right in zip(gradient, reference, strict=True))
     return worst / size if worst == worst else float("inf")
@@ -98,7 +98,7 @@ def _ours(net: LRRN, x: Tensor, direction: Tensor) -> Gradient:
 
 
 def _through(net: LRRN, x: Tensor, direction: Tensor, layer: Layer) -> Gradient:
-    """Differentiate the output that a layer from H and q to z gives, by the network's parameters."""
+    """Differentiate the output of a layer from H and q to z with respect to the network's parameters."""
 
     def run(tol: float) -> list[Tensor]:
         z = layer(*quadratic(net, x), tol)
@@ -137,7 +137,7 @@ def quadratic(net: LRRN, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _active_set(problem: Problem) -> Layer:
-    """Solve H_AA z_A = q_A sample by sample, A the units that the reference has off their bounds (nonneg: above zero)."""
+    """Solve H_AA z_A = q_A per sample, where A are the units strictly within their bounds in the reference (nonneg: z > 0)."""
 
     def layer(h: Tensor, q: Tensor, tol: float) -> Tensor:
         out = []
@@ -169,7 +169,7 @@ def _qpth(problem: Problem) -> Layer:
 
     def run(h: Tensor, q: Tensor, tol: float) -> Tensor:
         layer = QPFunction(eps=tol, maxIter=50, check_Q_spd=False, verbose=-1)
-        # of a shared matrix it would return the mean of the samples' gradients, not their sum
+        # for a shared matrix it would return the mean of the samples' gradients, not their sum
         return layer(h.expand(len(q), -1, -1), -q, g, limits, nothing, nothing)
 
     return run

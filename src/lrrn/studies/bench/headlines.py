@@ -1,4 +1,4 @@
-"""The figures this project holds itself to, taken from the records of a run."""
+"""Headline figures and their targets, taken from the records of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Records = list[dict[str, Any]]
 
 
 def headlines(records: dict[str, Records]) -> Table:
-    """Return measured figures beside their aims, for the suites that were run; records by suite."""
+    """Return measured figures and their targets, for the suites that were run; ``records`` is by suite."""
     rows = [row for name, rows_of in SOURCES.items() if name in records for row in rows_of(records[name])]
     return Table("Aims", ("figure", "measured", "aim", "met"), rows)
 
@@ -94,7 +94,7 @@ def _scaling(records: Records) -> list[tuple[str, ...]]:
 
 
 def _ratio(records: Records, name: str) -> float | None:
-    """Return a contender's time over our best, or None if either has none."""
+    """Return the ratio of a contender's time to our best, or None if either is missing."""
     ours = [record["seconds"] for record in records if record["ours"] and record["seconds"] is not None]
     theirs = [record["seconds"] for record in records if record["contender"] == name and record["seconds"] is not None]
     return theirs[0] / min(ours) if ours and theirs else None

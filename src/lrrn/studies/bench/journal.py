@@ -1,4 +1,4 @@
-"""What a suite has measured so far, kept in a file: an interrupted run goes on where it was."""
+"""Journal file with the measurements of a suite so far, so that an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Journal:
     Parameters
     ----------
     path : Path, optional
-        The file; nothing is kept if not given. A file of another run (other settings, another machine, another day) is begun
-        anew, and a last line that was cut off is measured again.
+        The file; nothing is stored if not given. A file of another run (other settings, another machine, another day) is
+        overwritten. A truncated last line is discarded and measured again.
     about : dict, optional
-        What distinguishes this run from others, ready for ``json.dumps``.
+        Identifies the run; must be serialisable by ``json.dumps``.
     """
 
     def __init__(self, path: Path | None = None, about: dict[str, Any] | None = None) -> None:
         self._path = path
         self._known: dict[str, Any] = {}
         self.sittings = 1
-        """How many processes it took so far."""
+        """Number of processes that have worked on the run so far."""
         if path is None:
             return
         head = json.dumps({"about": about})
@@ -46,7 +46,7 @@ class Journal:
         write_bytes(path, "".join(f"{line}\n" for line in [*(lines if self._known else []), head]).encode())
 
     def once(self, name: str, measure: Callable[..., T], *arguments: Any) -> T:
-        """Return what is kept under a name, or else what ``measure`` returns for the arguments, ready for ``json.dumps``."""
+        """Return the stored measurement of a name, or call ``measure`` and store its result, which must be valid JSON."""
         if name not in self._known:
             self._known[name] = measure(*arguments)
             if self._path is not None:
@@ -58,6 +58,6 @@ class Journal:
         return known
 
     def end(self) -> None:
-        """Remove the file: the suite's results are in another one now."""
+        """Remove the file once the suite's results have been written."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)

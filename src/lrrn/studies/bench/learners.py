@@ -1,4 +1,4 @@
-"""Who trains in the suite ``train``: each takes data and settings and returns what trains an epoch on the first n samples."""
+"""Learners of the suite ``train``: functions from data and settings to a function that trains an epoch on n samples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _mlp_classifier(data: Data, sizes: tuple[int, ...], batch: int, optimizer: s
 
     def run(n: int) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # one epoch is what we want
+            warnings.simplefilter("ignore", ConvergenceWarning)  # one epoch is intended
             network.fit(X[:n], y[:n])
 
     return run
@@ -115,4 +115,4 @@ LEARNERS: tuple[tuple[str, str, tuple[str, ...], Make], ...] = (
     ("orthogonium", "sgd", ("orthogonium",), _orthogonium),
     ("orthogonium", "adam", ("orthogonium",), _orthogonium),
 )
-"""Name, optimiser, packages needed, maker."""
+"""Name, optimiser, required packages and factory of each learner."""

@@ -1,6 +1,6 @@
-"""Certify the rows of a memory map in a process of its own and print how much memory that took.
+"""Certify the rows of a memory map in a separate process and print the memory it used.
 
-Arguments: a file to make, number of rows. The file is sparse: its rows are zeros that take no room on the disk.
+Arguments: the file to create and the number of rows. The file is sparse: its rows are zeros that take no disk space.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from lrrn.estimators import LRRNClassifier
 
 
 def resident(field: str) -> int:
-    """Return a line of the process's status, in bytes."""
+    """Return a field of the process's status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(field + ":")))
 
 
 def main(path: str, rows: int) -> dict[str, float]:
-    """Fit a small classifier, certify all rows, and compare the peak with what the interpreter held after its imports."""
+    """Fit a small classifier, certify all rows, and compare the peak memory with that of the interpreter after imports."""
     baseline, before = resident("VmRSS"), resident("RssAnon")
     generator = np.random.default_rng(0)
     X = generator.random((200, 784), np.float32)
     classifier = LRRNClassifier(hidden_sizes=(64, 64), epochs=1, random_state=0).fit(X, np.arange(200) % 10)
-    classifier.certified_radius(X)  # compiles kernels and computes the constants
+    classifier.certified_radius(X)  # compile kernels and compute the constants
     data = np.memmap(path, np.float32, "w+", shape=(rows, 784))
     del data
     data = np.memmap(path, np.float32, "r", shape=(rows, 784))

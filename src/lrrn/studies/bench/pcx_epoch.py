@@ -1,6 +1,6 @@
-"""An epoch of predictive coding by pcx; run by the interpreter of its own environment, so it imports nothing of ours.
+"""Time an epoch of predictive coding with pcx. It runs in a separate Python environment, so it imports nothing of this library.
 
-Arguments: samples, batch, rounds, seconds an epoch may take, then the widths. Prints one line of JSON.
+Arguments: samples, batch size, rounds, time budget of an epoch in seconds, then the widths. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import pcx.predictive_coding as pxc
 import pcx.utils as pxu
 
 STEPS = 8
-"""Steps of inference per batch."""
+"""Number of inference steps per batch."""
 
 
 class Network(pxc.EnergyModule):  # type: ignore[misc]
-    """Layers with a node after each, the last of which holds the target."""
+    """Layers with a node after each; the last node holds the target."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__()
@@ -48,20 +48,20 @@ PER_SAMPLE = pxu.M(pxc.VodeParam | pxc.VodeParam.Cache).to((None, 0))
 
 @pxf.vmap(PER_SAMPLE, in_axes=(0, 0), out_axes=0)  # type: ignore[untyped-decorator]
 def forward(x: Any, y: Any, *, model: Network) -> Any:
-    """Set every node to what the layer below predicts."""
+    """Set every node to the prediction of the layer below."""
     return model(x, y)
 
 
 @pxf.vmap(PER_SAMPLE, in_axes=(0,), out_axes=(None, 0), axis_name="batch")  # type: ignore[untyped-decorator]
 def energy(x: Any, *, model: Network) -> Any:
-    """Mean energy of the batch."""
+    """Return the mean energy of the batch."""
     y = model(x, None)
     return jax.lax.pmean(model.energy().sum(), "batch"), y
 
 
 @pxf.jit()  # type: ignore[untyped-decorator]
 def step(x: Any, y: Any, *, model: Network, weights: Any, nodes: Any) -> None:
-    """Infer the hidden nodes with the output clamped, then move the weights once."""
+    """Infer the hidden nodes with the output clamped, then update the weights once."""
     model.train()
     with pxu.step(model, pxc.STATUS.INIT, clear_params=pxc.VodeParam.Cache):
         forward(x, y, model=model)
@@ -76,7 +76,7 @@ def step(x: Any, y: Any, *, model: Network, weights: Any, nodes: Any) -> None:
 
 
 def main(samples: int, batch: int, rounds: int, budget: float, sizes: list[int]) -> dict[str, Any]:
-    """Time epochs, on fewer samples if the budget asks for it."""
+    """Time epochs, on fewer samples if the budget requires it."""
     generator = np.random.default_rng(0)
     pcx.RKG.seed(0)
     x = generator.random((samples, sizes[0]), np.float32) * (generator.random((samples, sizes[0])) < 0.2)

@@ -1,6 +1,6 @@
-"""The peers' side of the suite ``solve``: each takes a :class:`~lrrn.studies.bench.problems.Problem` and returns its ``Solve``.
+"""Adapters of other libraries for the suite ``solve``: from a :class:`~lrrn.studies.bench.problems.Problem` to a ``Solve``.
 
-Peers are imported when they are prepared, so that this module loads without any of them.
+The libraries are imported lazily, so that this module can be imported without any of them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from lrrn.studies.bench.problems import Problem
 
 Solve = Callable[[float], Tensor]
 INFINITY = 1e20
-"""What solvers that know no infinite bounds get instead."""
+"""Replaces infinite bounds for solvers that do not support them."""
 
 
 def osqp(problem: Problem) -> Solve:
-    """Set up once, then one linear term after the other, each warm-started from the last."""
+    """Set up once, then solve for one linear term after the other, each warm-started from the previous solution."""
     import osqp
     from scipy import sparse
 
@@ -42,7 +42,7 @@ def osqp(problem: Problem) -> Solve:
 
 
 def proxsuite(problem: Problem) -> Solve:
-    """Solve one sample after the other on one factored problem; with more threads, a batch of problems side by side."""
+    """Solve one sample after the other with one factorisation; with more threads, a batch of problems in parallel."""
     from proxsuite import proxqp
 
     h, q, lo, hi = _numpy(problem)
@@ -61,7 +61,7 @@ def proxsuite(problem: Problem) -> Solve:
         return answers
 
     def more_threads(tol: float) -> list[np.ndarray]:
-        batch = proxqp.dense.BatchQP()  # which knows no boxes
+        batch = proxqp.dense.BatchQP()  # it does not support boxes
         for linear in q:
             qp = batch.init_qp_in_place(n, 0, n)
             qp.settings.eps_abs, qp.settings.eps_rel, qp.settings.max_iter = tol, 0.0, 10_000
@@ -76,7 +76,7 @@ def proxsuite(problem: Problem) -> Solve:
 
 
 def quadprog(problem: Problem) -> Solve:
-    """Goldfarb and Idnani's method with H factored once; exact up to rounding, so it takes no tolerance."""
+    """Goldfarb and Idnani's method with H factored once; exact up to rounding, so it has no tolerance."""
     import quadprog
     from scipy.linalg import solve_triangular
 
@@ -121,7 +121,7 @@ def box_osqp(problem: Problem) -> Solve:
 
 
 def _compiled(problem: Problem, one: Callable[..., Any]) -> Solve:
-    """Compile the solution of one sample for the batch; H and tolerance are arguments, or XLA would fold them for minutes."""
+    """Compile and vectorise a one-sample solver; H and tolerance are arguments, or XLA would constant-fold them for minutes."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -131,7 +131,7 @@ def _compiled(problem: Problem, one: Callable[..., Any]) -> Solve:
 
 
 def qpth(problem: Problem) -> Solve:
-    """Solve by a batched interior-point method, which wants only the finite bounds."""
+    """Solve by a batched interior-point method, which accepts finite bounds only."""
     from qpth.qp import QPFunction
 
     h, q, g, limits = as_inequalities(problem)
@@ -145,7 +145,7 @@ def qpth(problem: Problem) -> Solve:
 
 
 def cvxpylayers(problem: Problem) -> Solve:
-    """Solve a cone programme a sample through diffcp."""
+    """Solve one cone programme per sample with diffcp."""
     h, q, _, _ = _numpy(problem)
     layer = cvxpy_layer(problem, np.linalg.cholesky(h).T)
 
@@ -157,7 +157,7 @@ def cvxpylayers(problem: Problem) -> Solve:
 
 
 def cvxpy_layer(problem: Problem, root: Any = None) -> Any:
-    """Return the layer argmin |R z|^2 / 2 - q^T z over the box, with q for a parameter and R too unless it is given."""
+    """Return the layer argmin |R z|^2 / 2 - q^T z over the box; q is a parameter, and so is R unless it is given."""
     import cvxpy
     from cvxpylayers.torch import CvxpyLayer
 

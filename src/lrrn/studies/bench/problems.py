@@ -1,4 +1,4 @@
-"""What is solved: free phases of networks, as box QPs with one Hessian and many right-hand sides."""
+"""Benchmark problems: free phases of networks, as box QPs with one Hessian and many right-hand sides."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Problem:
     Parameters
     ----------
     name : str
-        For tables.
+        Name in tables.
     qp : BoxQP
         The problems, in the dtype of the benchmark.
     reference : float64 Tensor of shape (n, dim)
-        Solution to a relative residual of 1e-12.
+        Solution with a relative residual of 1e-12.
     spectrum : tuple of float
         Smallest and largest eigenvalue of H.
     """
@@ -47,12 +47,12 @@ class Problem:
         return self.spectrum[1] / self.spectrum[0]
 
     def error(self, z: Tensor) -> float:
-        """Largest deviation of any unit of any sample from the reference: the neutral score of every contender."""
+        """Largest deviation of any unit of any sample from the reference, the error measure for all contenders."""
         worst = float((z.to(torch.float64) - self.reference).abs().max())
         return worst if worst == worst else float("inf")
 
     def first(self, n: int) -> Problem:
-        """Return the first ``n`` samples as a problem of their own."""
+        """Return the problem of the first ``n`` samples."""
         return Problem(self.name, self.qp.take(torch.arange(n)), self.reference[:n], self.spectrum)
 
 
@@ -69,14 +69,14 @@ def random_network(sizes: Sequence[int], seed: int, dtype: torch.dtype, gamma: f
 
 
 def images(n: int, width: int, seed: int, dtype: torch.dtype) -> Tensor:
-    """Return rows like flattened grey images: in [0, 1], four fifths of them zero, as in MNIST."""
+    """Return rows like flattened grey images: entries in [0, 1], four fifths of them zero, as in MNIST."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(n, width, generator=generator, dtype=torch.float64)
     return (x * (torch.rand(n, width, generator=generator) < 0.2)).to(dtype)
 
 
 def name_of(net: LRRN) -> str:
-    """Return the widths as in 784-64-64-10."""
+    """Return the layer widths in the form 784-64-64-10."""
     return "-".join(map(str, net.sizes))
 
 
@@ -96,7 +96,7 @@ def random_phase(sizes: Sequence[int], n: int, seed: int = 0, scale: float = 1.0
 
 
 def trained(settings: Settings, n: int) -> tuple[LRRN, Tensor, str]:
-    """Return a network with real weights, ``n`` real inputs (repeated if need be) and where they come from."""
+    """Return a trained network, ``n`` real inputs (repeated if necessary) and a description of their source."""
     if settings.model is not None:
         model = load(settings.model)
         if not isinstance(model, LRRNClassifier):

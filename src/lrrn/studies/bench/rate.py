@@ -1,8 +1,8 @@
-"""How fast our coordinate-descent kernel runs, in multiply-adds, against a matrix product measured beside it.
+"""Throughput of our coordinate-descent kernel in multiply-adds per second, compared with a matrix product.
 
-Counted are the multiply-adds that the kernel performs: the update of a panel that no sample of a vector moves is skipped and
-does not count. Of these, some are done for samples that did not move, beside others in the same vector that did; ``needed``
-leaves them out too.
+The count includes the multiply-adds that the kernel performs. The update of a panel is skipped, and not counted, if no sample
+of a SIMD vector changes in it. Some counted operations are for samples that do not change but share a vector with samples that
+do; ``needed`` excludes these too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lrrn.studies.bench.problems import random_phase
 
 
 class Counts(NamedTuple):
-    """Multiply-adds of some sweeps: those the kernel performed, and those that changed something."""
+    """Numbers of multiply-adds of several sweeps: those performed by the kernel, and those that changed a result."""
 
     performed: int
     needed: int
@@ -32,9 +32,9 @@ class Counts(NamedTuple):
 def count_multiply_adds(qp: BoxQP, sweeps: int) -> Counts:
     """Count the multiply-adds of ``sweeps`` sweeps from zero over a batch that never stops early.
 
-    Every unit is visited once a sweep, so a unit moved where its activation differs before and after. Samples in order fill
-    the vectors. A visit costs one multiply-add for the step and one for each later unit of the panel; a panel in which a
-    sample of the vector moved, one for each of its units and each row of its layer and the two beside it.
+    Every unit is visited once per sweep, so a unit moved if its activation differs before and after the sweep. Samples fill the
+    SIMD vectors in order. A visit costs one multiply-add for the step and one for each later unit of the panel. A panel in
+    which a sample of the vector moved costs one for each of its units and each row of its layer and the two adjacent layers.
     """
     stepper = SOLVERS["coordinate_descent"].begin(qp)
     never = torch.zeros(qp.n_samples, dtype=torch.float64)
@@ -50,7 +50,7 @@ def count_multiply_adds(qp: BoxQP, sweeps: int) -> Counts:
 
 
 def _sweep_counts(moved: Tensor, sizes: tuple[int, ...], lanes: int) -> Counts:
-    """Count one sweep from who moved, of shape (n, dim)."""
+    """Count the operations of one sweep from a mask of moved units, of shape (n, dim)."""
     n = len(moved)
     vectors = -(-n // lanes)
     widths = [-(-size // PANEL) * PANEL for size in sizes]

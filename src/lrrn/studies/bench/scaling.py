@@ -1,4 +1,4 @@
-"""Suite ``scaling``: time against width, depth, batch and threads, with fitted exponents; memory of a long certification."""
+"""Suite ``scaling``: time over width, depth, batch and threads, with fitted exponents; peak memory of certification."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AXES = ("width", "depth", "batch")
 
 
 def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
-    """Time ``net.infer`` in float64 at its default tolerance along each axis, the others held fixed; then the memory."""
+    """Time ``net.infer`` in float64 at its default tolerance along each axis, the others fixed; then measure peak memory."""
     rows = settings.rows if not settings.quick else min(settings.rows, 2000)
     return [*journal.once("times", _times, settings), journal.once("memory", memory, rows)]
 
@@ -42,7 +42,7 @@ def _times(settings: Settings) -> list[dict[str, Any]]:
     for hidden in widths:
         records.append(_point("width", hidden, _random((784, hidden, hidden, 10), 1 / 8, settings), n, settings))
     for depth in depths:
-        # gamma 1, or the condition number and with it the number of sweeps would grow with depth
+        # gamma = 1: otherwise the condition number, and with it the number of sweeps, would grow with depth
         records.append(_point("depth", depth, _random((784, *(width,) * depth, 10), 1.0, settings), n, settings))
     net = _random((784, width, width, 10), 1 / 8, settings)
     for batch in batches:
@@ -72,7 +72,7 @@ def _point(
 ) -> dict[str, Any]:
     logger.info("%s %d", axis, value)
     x = images(n, net.sizes[0], settings.seed + 1, torch.float64)
-    net.energy_snapshot(torch.float64)  # the Hessian is built once and remembered
+    net.energy_snapshot(torch.float64)  # the Hessian is built once and cached
 
     def infer() -> Any:
         with blas_threads(1):
@@ -93,7 +93,7 @@ def _point(
 
 
 def memory(rows: int) -> dict[str, Any]:
-    """Return the peak memory of ``certified_radius`` on a memory map of float32 rows, above the interpreter after imports."""
+    """Return the peak memory of ``certified_radius`` on a memory map of float32 rows, minus that after the imports."""
     logger.info("memory: %d rows", rows)
     with tempfile.TemporaryDirectory() as folder:
         script = Path(__file__).with_name("memory_child.py")
@@ -103,7 +103,7 @@ def memory(rows: int) -> dict[str, Any]:
 
 
 def present(records: list[dict[str, Any]]) -> list[Part]:
-    """Turn the records into tables and charts in the logarithms."""
+    """Turn the records into tables and log-log charts."""
     points = [record for record in records if record["kind"] == "point"]
     rows = [
         (

@@ -1,4 +1,4 @@
-"""Suite ``solve``: one free phase by every contender, by size, batch and conditioning; and the rate of our kernel."""
+"""Suite ``solve``: time of one free phase for every contender, by size, batch and conditioning; and our kernel's rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lrrn.studies.bench.tables import Chart, Part, Table, contest_table, number
 FULL = ((32, 1000), (64, 1), (64, 10), (64, 100), (64, 1000), (64, 10_000), (256, 1000), (1024, 50), (2048, 20))
 QUICK = ((8, 1), (8, 30))
 ILL = 8.0
-"""By how much the weights of the ill-conditioned case are multiplied."""
+"""Factor on the weights of the ill-conditioned case."""
 
 
 def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def present(records: list[dict[str, Any]]) -> list[Part]:
 
 
 def _chart(records: list[dict[str, Any]], along: str, fixed: str, label: str) -> Chart:
-    """Return seconds a sample along one axis, for the contenders most like ours, at the value of the other with most points."""
+    """Return seconds per sample along one axis, for the most similar contenders, at the other axis' value with most points."""
     values = [record[fixed] for record in records if record["contender"] == "auto"]
     most = max(values, key=values.count) if values else None
     chosen = [record for record in records if record[fixed] == most] if along == "batch" else records

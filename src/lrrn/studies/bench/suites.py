@@ -1,4 +1,4 @@
-"""The suites by name: each runs to a list of plain records, and presents such a list as tables and charts."""
+"""Benchmark suites by name. Each returns a list of plain records, and presents such a list as tables and charts."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ ABOUT = {
 }
 
 Results = dict[str, dict[str, Any]]
-"""By suite: the machine it ran on, the settings that matter, and its records."""
+"""Results by suite: the machine, the relevant settings and the records."""
 
 
 def run(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
-    """Run one suite and return its machine, settings and records, ready for ``json.dump``."""
+    """Run one suite and return its machine, settings and records, in a form that ``json.dump`` accepts."""
     kept = {"quick": settings.quick, "seed": settings.seed, "repeats": settings.repeats}
     records = SUITES[name].run(settings, journal)
     return {"machine": machine(), "policy": POLICY, "settings": kept, "sittings": journal.sittings, "records": records}
 
 
 def journal(name: str, settings: Settings, path: Path | None) -> Journal:
-    """Return where a suite keeps what it has until its results are written to ``path``: a file beside that one."""
+    """Return the journal of intermediate measurements of a suite: a file beside ``path``, where its results will be written."""
     if path is None:
         return Journal()
     about = {"suite": name, "version": lrrn.__version__, "settings": {k: str(v) for k, v in asdict(settings).items()}}
@@ -57,7 +57,7 @@ def present(name: str, result: dict[str, Any]) -> Sequence[Part]:
 
 
 def read_json(path: Path) -> Results:
-    """Return what an earlier run wrote, or say why that cannot be."""
+    """Return the results of an earlier run; raise an error with the reason if they cannot be read."""
     try:
         results: Results = json.loads(path.read_text())
         if not isinstance(results, dict) or not all(name in SUITES and "records" in results[name] for name in results):
@@ -68,7 +68,7 @@ def read_json(path: Path) -> Results:
 
 
 def write_json(path: Path, results: Results, update: bool) -> Results:
-    """Write results to a file and return what it then holds; ``update`` keeps the other suites that were there."""
+    """Write results to a file and return its contents; ``update`` keeps other suites already in the file."""
     before = read_json(path) if update and path.is_file() else {}
     both = {**before, **results}
     ordered = {name: both[name] for name in SUITES if name in both}
@@ -77,7 +77,7 @@ def write_json(path: Path, results: Results, update: bool) -> Results:
 
 
 def document(results: Results, markdown: bool = False) -> str:
-    """Return results as a page in one file, with charts, or as Markdown without."""
+    """Return results as a self-contained HTML page with charts, or as Markdown without charts."""
     full = {name: result["records"] for name, result in results.items() if not result["settings"]["quick"]}
     sections: dict[str, tuple[str, Sequence[Part]]] = {"In short": (INTRODUCTION, [headlines(full)])}
     for name, result in results.items():

@@ -1,4 +1,4 @@
-"""What a suite shows: tables, charts and remarks, for the terminal and for a page."""
+"""Output of a suite: tables, charts and remarks, for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lrrn.reports.page import Page
 @final
 @dataclass(frozen=True)
 class Table:
-    """A title, column heads and rows of text."""
+    """A table: title, column headings and rows of text."""
 
     title: str
     columns: Sequence[str]
@@ -23,7 +23,7 @@ class Table:
 @final
 @dataclass(frozen=True)
 class Chart:
-    """Lines for the page; the terminal leaves them out."""
+    """A line chart for the page; not shown in the terminal."""
 
     caption: str
     x: str
@@ -36,12 +36,12 @@ Part = Table | Chart | str
 
 
 def number(value: float) -> str:
-    """Write three significant digits."""
+    """Format with three significant digits."""
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def seconds(value: float | None) -> str:
-    """Write a time in the unit that suits it."""
+    """Format a time in a suitable unit."""
     if value is None:
         return "-"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
@@ -51,7 +51,7 @@ def seconds(value: float | None) -> str:
 
 
 def contest_table(title: str, records: Sequence[dict[str, Any]]) -> Table:
-    """Rank contenders on one problem by their time over our best; who has no time is listed with the reason."""
+    """Rank contenders on one problem by the ratio of their time to our best; those without a time are listed with a reason."""
     ours = [record["seconds"] for record in records if record["ours"] and record["seconds"] is not None]
     rows = []
     for record in records:
@@ -71,7 +71,7 @@ def contest_table(title: str, records: Sequence[dict[str, Any]]) -> Table:
 
 
 def as_page(title: str, sections: Mapping[str, tuple[str, Sequence[Part]]]) -> str:
-    """Return a page of one section a suite: its machine and policy in words, then its parts."""
+    """Return a page with one section per suite: description of machine and policy, then its parts."""
     page = Page(title)
     for name, (introduction, parts) in sections.items():
         page.heading(name)

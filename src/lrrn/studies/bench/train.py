@@ -1,4 +1,4 @@
-"""Suite ``train``: an epoch on MNIST-sized data, ours by contrastive learning, against other networks of the same size."""
+"""Suite ``train``: time of an epoch on MNIST-sized data; our contrastive learning and other networks of the same size."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ logger = logging.getLogger("lrrn.studies.bench")
 
 YARDSTICK = "MLPClassifier"
 BUDGET = 8.0
-"""Seconds an epoch may take; slower learners are timed on fewer samples and scaled, and their note says so."""
+"""Time budget of an epoch in seconds; slower learners are timed on fewer samples and scaled, and their note says so."""
 
 
 def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
     """Time an epoch of every learner, by batch size and optimiser.
 
-    Learners take turns, so that a machine that changes its pace hurts all of them alike.
+    Learners are timed in turn, so that changes in the machine's speed affect all of them alike.
     """
     sizes = (784, 8, 8, 10) if settings.quick else (784, 64, 64, 10)
     n, rounds = (min(settings.samples, 1000), 1) if settings.quick else (settings.samples, min(settings.repeats, 3))
@@ -78,7 +78,7 @@ def _blank(name: str, optimizer: str, n: int, sizes: tuple[int, ...], batch: int
 
 
 def _rehearse(epoch: Epoch, n: int, batch: int) -> tuple[int, int]:
-    """Warm up, and return the better number of threads and how many samples the budget allows."""
+    """Warm up, and return the better number of threads and the number of samples within the budget."""
     some = min(n, max(20 * batch, 500))
     times = {}
     for n_threads in sorted({1, cores()}):
@@ -95,13 +95,13 @@ def _seconds(epoch: Epoch, n: int) -> float:
 
 
 def pcx_python() -> Path | None:
-    """Return the interpreter of the environment that has pcx: LRRN_PCX_PYTHON, or .venv-pcx beside ours."""
+    """Return the interpreter of the environment with pcx: LRRN_PCX_PYTHON, or .venv-pcx beside ours."""
     path = Path(os.environ.get("LRRN_PCX_PYTHON", Path(sys.prefix).parent / ".venv-pcx" / "bin" / "python"))
     return path if path.is_file() else None
 
 
 def _predictive_coding(n: int, sizes: tuple[int, ...], batch: int, rounds: int) -> dict[str, Any]:
-    """Time pcx in its own environment, whose jax is older than ours; it has the machine to itself meanwhile."""
+    """Time pcx in its own environment, whose jax is older than ours; nothing else runs at the same time."""
     record = _blank("pcx, 8 inference steps", "adam", n, sizes, batch)
     python = pcx_python()
     if python is None:
@@ -119,7 +119,7 @@ def _predictive_coding(n: int, sizes: tuple[int, ...], batch: int, rounds: int) 
 
 
 def present(records: list[dict[str, Any]]) -> list[Part]:
-    """Turn the records into a table of ratios a batch size."""
+    """Turn the records into one table of ratios per batch size."""
     parts: list[Part] = []
     columns = ("contender", "optimiser", "seconds", "+-", f"times {YARDSTICK}, same optimiser", "times lrrn", "threads", "note")
     for batch in dict.fromkeys(record["batch"] for record in records):

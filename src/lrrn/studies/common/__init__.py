@@ -1,1 +1,1 @@
-"""What the paper and the record share: training runs, the pool that carries them out, comparisons and the report."""
+"""Code shared by the paper and the record: training runs, the pool that executes them, comparisons and the report."""

@@ -1,4 +1,4 @@
-"""What is measured of a trained network: the paper's columns, and certificates and attacks beside them."""
+"""Measurements of a trained network: the paper's columns, certificates and attacks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from lrrn.runtime.threads import blas_threads
 
 Array = NDArray[Any]
 EPS = (0.3, 0.5, 1.0, 1.58)
-"""Sizes of perturbations for certified and attacked accuracy."""
+"""Perturbation sizes for certified and attacked accuracy."""
 PASSES = 20
-"""Passes of coordinate descent that the paper infers with."""
+"""Number of coordinate-descent passes that the paper uses for inference."""
 METHODS = ("paper", "pairwise", "spectral", "multiplier")
 
 
 def measure_classifier(
     model: LRRNClassifier, X: Array, y: Array, closely: int, bound_seconds: float, seed: int
 ) -> dict[str, Any]:
-    """Measure a classifier on test images, and the first ``closely`` of them one by one; multiplier bounds have a budget."""
+    """Measure a classifier on test images.
+
+    Per-sample measurements use the first ``closely`` images. ``bound_seconds`` is the time budget of the multiplier bounds.
+    """
     net = model.network_
     x = torch.from_numpy(X).to(net.W[0].device, torch.float64)
     labels = torch.from_numpy(y).to(x.device)
@@ -99,9 +102,9 @@ def _close_look(
 def measure_energies(
     model: LRRNEnergyModel, X: Array, own: Array, tests: Mapping[str, Array], seed: int
 ) -> dict[str, dict[str, float]]:
-    """Measure energies: of every test set, of the own one mirrored, and of a Gaussian fitted to the training images.
+    """Measure energies: of every test set, of the model's own test set mirrored, of a Gaussian fitted to the training images.
 
-    Energies are given as the paper's formula has them, and without its factor 1/2, as its table prints them.
+    Energies are given with the factor 1/2 of the paper's formula, and without it, as in the paper's table.
     """
     side = round(math.sqrt(X.shape[1]))
     mirrored = own.reshape(-1, side, side)[:, :, ::-1].reshape(own.shape)

@@ -1,7 +1,7 @@
-"""Carrying out many runs, of the paper's tables or of the record: several processes, one run each, progress, a clean stop.
+"""Pool that executes many runs, of the paper's tables or of the record: one subprocess per run, progress bars, a clean stop.
 
-Executors of processes, of concurrent.futures and of joblib, do not fit: one child that is killed breaks all that is under way,
-and neither passes an interrupt on or ends its children when this process is killed.
+The process executors of concurrent.futures and joblib are not used: if one child is killed, all pending runs fail. Neither of
+them forwards an interrupt to its children, or ends them when this process is killed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from lrrn.runtime.storage import write_bytes
 from lrrn.studies.common.runs import Run, execute, finished, train
 
 POLL = 0.2
-"""Seconds between looks at the processes."""
+"""Seconds between checks of the processes."""
 
 
 class Task(Protocol):
-    """What a pool knows of a run."""
+    """Interface of a run in a pool."""
 
     @property
     def name(self) -> str:
@@ -39,19 +39,19 @@ class Task(Protocol):
 
     @property
     def epochs(self) -> int:
-        """How many lines its log will have."""
+        """Number of lines in the log of a finished run."""
 
 
 T = TypeVar("T", bound=Task)
 
 
 def carry_out(runs: Sequence[Run], work: Path, jobs: int, root: Path | None, device: str, download: bool) -> dict[Run, str]:
-    """Carry out the paper's runs that have no result yet, the longest first, so that none of them is left over at the end.
+    """Execute the paper's runs that have no result yet, the longest first, so that no long run is left at the end.
 
     Returns
     -------
     dict of Run to str
-        Runs that failed, and why.
+        Failed runs and the reasons.
     """
     ordered = sorted(dict.fromkeys(runs), key=lambda run: -_cost(run))
     arguments = (root, device, download)
@@ -63,7 +63,7 @@ def carry_out(runs: Sequence[Run], work: Path, jobs: int, root: Path | None, dev
         open_connections()
     if choose_device(device).type != "cuda":
         return in_processes(ordered, work, jobs, execute, arguments, is_finished)
-    # small networks leave most of a device idle: several train side by side, and the cores measure those that are trained
+    # small networks leave most of a device idle: several train concurrently, and the CPU cores measure those already trained
     stages = [
         (MOST_ON_DEVICE, lambda run, folder, stop: train(run, folder, *arguments, stop)),
         (jobs, lambda run, folder, stop: _in_child(execute, run, folder, arguments, stop)),
@@ -78,28 +78,29 @@ def in_threads(
     stages: Sequence[tuple[int, Callable[[T, Path, Event], Any]]],
     is_finished: Callable[[T, Path], bool],
 ) -> dict[T, str]:
-    """Carry out what is not finished in threads of this process, each run one stage after the other.
+    """Execute unfinished runs in threads of this process, each run one stage after the other.
 
-    On Ctrl-C every run is told to stop at the end of its epoch, and the next call continues there.
+    On Ctrl-C every run is signalled to stop at the end of its epoch, and the next call resumes there.
 
     Parameters
     ----------
     runs, work, is_finished
         As in :func:`in_processes`.
     stages : sequence of (int, callable)
-        How many runs may be at a stage at a time, and what is called with the run, its folder and an Event that says when to
-        stop.
+        For each stage, the largest number of concurrent runs, and a function. The function is called with the run, its folder
+        and an Event that is set when the run is to stop.
 
     Returns
     -------
     dict of Task to str
-        Runs that failed, and why.
+        Failed runs and the reasons.
     """
     waiting = [run for run in runs if not is_finished(run, work / run.name)]
     failed: dict[T, str] = {}
     stop = Event()
     gates = [Semaphore(most) for most, _ in stages]
-    # as many threads as may be at work keep the order; with more stages, runs that wait for the next must not hold up the first
+    # one stage: as many threads as concurrent runs, which keeps the order; several stages: one thread per run, since runs that
+    # wait for the second stage must not block the first
     threads = stages[0][0] if len(stages) == 1 else max(1, len(waiting))
     with _Display(len(waiting)) as display, ThreadPoolExecutor(threads, "lrrn-run") as pool:
 
@@ -138,24 +139,24 @@ def in_processes(
     is_finished: Callable[[T, Path], bool],
     one_thread: bool = True,
 ) -> dict[T, str]:
-    """Carry out what is not finished, ``jobs`` runs at a time, each in a process of its own.
+    """Execute unfinished runs, ``jobs`` at a time, each in a separate process.
 
-    On Ctrl-C every process is told to stop; it leaves a checkpoint, and the next call continues there. So it does when this
+    On Ctrl-C every process is interrupted. It leaves a checkpoint, and the next call resumes there. The same happens when this
     process is killed.
 
     Parameters
     ----------
     runs : sequence of Task
     work : Path
-        Where each has its folder.
+        Folder that contains the folder of each run.
     jobs : int
     execute : callable
-        Called in the process with the run, its folder and ``arguments``; must be importable there.
+        Called in the subprocess with the run, its folder and ``arguments``; must be importable there.
     arguments : tuple
     is_finished : callable
-        Of a run and its folder.
+        Called with a run and its folder.
     one_thread : bool, default=True
-        Whether each process is held to one thread.
+        Whether each process is limited to one thread.
 
     Returns
     -------
@@ -168,7 +169,7 @@ def in_processes(
 
 
 def _in_child(execute: Callable[..., Any], run: Task, folder: Path, arguments: tuple[Any, ...], stop: Event) -> None:
-    """Carry out a run in a process of its own, from a thread: raise what it fails with, and pass on that it is to stop."""
+    """Execute a run in a subprocess, from a thread: raise its error, and forward the stop signal."""
     child = multiprocessing.get_context("spawn").Process(target=_child, args=(execute, run, folder, *arguments), name=run.name)
     child.start()
     while child.exitcode is None:
@@ -182,14 +183,14 @@ def _in_child(execute: Callable[..., Any], run: Task, folder: Path, arguments: t
 
 
 def _cost(run: Run) -> float:
-    """Guess how long a run takes, in seconds at full scale; only the order counts."""
+    """Estimate the duration of a run, in seconds at full scale; only the order matters."""
     images = {"kmnist_7011": 0.12}.get(run.data, 1.0)
     an_epoch = {"energy": 1.0, "margin": 8.0}.get(run.kind, 2.5)
     return images * an_epoch * run.epochs + 0.5 * run.closely
 
 
 def _child(execute: Callable[..., Any], run: Task, folder: Path, *arguments: Any) -> None:
-    # where this program was started in the background, a shell may have had it ignore what is to stop its children
+    # a shell may start a background program with SIGINT ignored, which its children inherit
     signal.signal(signal.SIGINT, signal.default_int_handler)
     Thread(target=_stop_with_parent, daemon=True).start()
     try:
@@ -203,7 +204,7 @@ def _child(execute: Callable[..., Any], run: Task, folder: Path, *arguments: Any
 
 
 def _stop_with_parent() -> None:
-    """Interrupt this process when the one that started it is gone: whoever starts that again finds nobody at work."""
+    """Interrupt this process when its parent is gone, so that a restarted parent finds no run still in progress."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -219,7 +220,7 @@ def _reason(folder: Path, code: int | None) -> str:
 
 @contextmanager
 def _one_thread_each() -> Any:
-    """Let child processes begin with one thread for everything; several runs share the cores better than threads do."""
+    """Limit child processes to one thread each; parallel runs use the cores better than parallel threads."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
@@ -234,7 +235,7 @@ def _one_thread_each() -> Any:
 
 
 class _Display:
-    """Shows which runs are under way: a bar each on a terminal, a line at each end elsewhere."""
+    """Shows the runs in progress: a progress bar each on a terminal, otherwise a line when a run ends."""
 
     def __init__(self, total: int) -> None:
         self._console = Console(stderr=True)
@@ -253,7 +254,7 @@ class _Display:
     def look(self) -> None:
         if self._bars.disable:
             return
-        for run, folder in list(self._folders.items()):  # other threads may begin with more
+        for run, folder in list(self._folders.items()):  # other threads may add runs
             path = folder / "log.jsonl"
             epochs = path.read_bytes().count(b"\n") if path.is_file() else 0
             note = f"epoch {epochs} of {run.epochs}" if epochs < run.epochs else "measuring"

@@ -1,4 +1,4 @@
-"""The report: the same sections as Markdown, for the repository, and as a page in one file."""
+"""Write the report: the same sections as Markdown, for the repository, and as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_results(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _json(content: Any, levels: int) -> str:
-    """Encode content, with a line per entry of the first few levels."""
+    """Encode content as JSON, with one line per entry of the first ``levels`` levels."""
     if not levels or not content or not isinstance(content, dict | list):
         return json.dumps(content)
     if isinstance(content, list):

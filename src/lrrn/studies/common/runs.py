@@ -1,4 +1,4 @@
-"""Training runs: which network, on what, how; and carrying one out so that it can be interrupted and continued."""
+"""Training runs: network, data and hyper-parameters; and their execution, which can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lrrn.studies.common.measures import measure_classifier, measure_energies
 
 Array = NDArray[Any]
 DATA = {"mnist": "MNIST", "kmnist": "KMNIST", "kmnist_7011": "KMNIST, first 7,011", "fashion_mnist": "FMNIST"}
-"""Training sets, as tables call them."""
+"""Training sets and their names in tables."""
 RATES = {"mnist": 0.4, "kmnist": 0.4, "kmnist_7011": 0.4, "fashion_mnist": 0.1}
 """The paper's learning rates of supervised learning."""
 DECAYS = (5e-5, 5e-4)
@@ -35,19 +35,19 @@ DECAYS = (5e-5, 5e-4)
 @final
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything.
+    """Size of a reproduction: epochs, seeds, samples and budgets.
 
     Attributes
     ----------
     epochs, pretrain_epochs, margin_epochs : int
     seeds : int
-        Of the rows for MNIST; the others have one.
+        Number of seeds for MNIST rows; other rows have one.
     samples, tests : int or None
-        Training and test images, counted from the first; all if None.
+        Number of training and test images, counted from the first; all if None.
     closely : int
-        Test images for what takes long for each one: local radii and attacks.
+        Number of test images for expensive per-sample measurements: local radii and attacks.
     bound_seconds : float
-        Budget of the multiplier bounds.
+        Time budget of the multiplier bounds.
     """
 
     epochs: int = 100
@@ -76,7 +76,7 @@ class Run:
     data : str
         A key of ``DATA``.
     constraint : str
-        Of the hidden units.
+        Constraint of the hidden units.
     decay : float
         Weight of the penalty on the last layer.
     seed : int
@@ -92,7 +92,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What tells the run from all others of its scale; the name of its folder."""
+        """Unique name among all runs of its scale; the name of its folder."""
         parts = [self.kind, self.data]
         parts += [self.constraint] if self.kind == "energy" else []
         parts += [f"{self.decay:g}"] if self.decay else []
@@ -100,12 +100,12 @@ class Run:
 
     @property
     def closely(self) -> int:
-        """How many test images to take a close look at: once for every row of Tables 2 and 3."""
+        """Number of test images for per-sample measurements; nonzero for one run per row of Tables 2 and 3."""
         return self.scale.closely if self.kind in ("contrastive", "margin") and self.seed == 0 else 0
 
     @property
     def epochs(self) -> int:
-        """Epochs in all, those without labels included."""
+        """Total number of epochs, including those without labels."""
         if self.kind == "margin":
             return self.scale.margin_epochs
         return self.scale.epochs + (self.scale.pretrain_epochs if self.kind == "pretrained" else 0)
@@ -130,13 +130,13 @@ class Run:
 
 
 def training_data(run: Run, root: Path | None, download: bool) -> tuple[Array, Array]:
-    """Load what a run learns from."""
+    """Load the training data of a run."""
     X, y = load_training(run.data, root, download)
     return X[: run.scale.samples], y[: run.scale.samples]
 
 
 def test_data(name: str, scale: Scale, root: Path | None, download: bool) -> tuple[Array, Array]:
-    """Load the test images that go with a training set."""
+    """Load the test images of a training set."""
     X, y = load_test(name, root, download)
     return X[: scale.tests], y[: scale.tests]
 
@@ -148,12 +148,12 @@ def load_training(data: str, root: Path | None, download: bool) -> tuple[Array, 
 
 
 def load_test(data: str, root: Path | None, download: bool) -> tuple[Array, Array]:
-    """Load all test images that go with a key of ``DATA``."""
+    """Load all test images of a key of ``DATA``."""
     return datasets.load("kmnist" if data == "kmnist_7011" else data, "test", root, download=download)
 
 
 def execute(run: Run, folder: Path, root: Path | None, device: str = "cpu", download: bool = False) -> dict[str, Any]:
-    """Train, measure and keep everything in a folder; what is there already is not done again.
+    """Train, measure and store everything in a folder; steps whose results exist are skipped.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def execute(run: Run, folder: Path, root: Path | None, device: str = "cpu", down
         Folder with the data.
     device : {"cpu", "cuda", "auto"}, default="cpu"
     download : bool, default=False
-        Whether missing data may be fetched.
+        Whether missing data may be downloaded.
 
     Returns
     -------
@@ -201,7 +201,7 @@ def execute(run: Run, folder: Path, root: Path | None, device: str = "cpu", down
 
 
 def undisturbed(folder: Path) -> float | None:
-    """Return the seconds that training takes at the pace of its fastest tenth of epochs, when nothing else slows it down."""
+    """Return the training time extrapolated from the fastest tenth of the epochs, which other processes slowed down least."""
     path = folder / "log.jsonl"
     if not path.is_file():
         return None
@@ -210,11 +210,11 @@ def undisturbed(folder: Path) -> float | None:
 
 
 KEPT = ("stage", "epoch", "loss", "test_accuracy", "sweeps", "condition_number", "weight_norms")
-"""What of an epoch's record goes into the results."""
+"""Entries of an epoch's record that go into the results."""
 
 
 def finished(run: Run, folder: Path) -> dict[str, Any] | None:
-    """Return the result of a run that was carried out before, if it is that of this very run."""
+    """Return the stored result of a run, or None if there is none or it belongs to a different run."""
     path = folder / "result.json"
     if not path.is_file():
         return None
@@ -225,14 +225,14 @@ def finished(run: Run, folder: Path) -> dict[str, Any] | None:
 def train(
     run: Run, folder: Path, root: Path | None, device: str = "cpu", download: bool = False, stop: Event | None = None
 ) -> None:
-    """Train, unless that is done, or go on with it; keep the model in a folder.
+    """Train or resume training, unless it is finished; store the model in a folder.
 
     Parameters
     ----------
     run, folder, root, device, download
         As in :func:`execute`.
     stop : Event, optional
-        Where this thread cannot be interrupted: once set, training ends with the epoch, and can be continued.
+        For threads that cannot be interrupted: once set, training stops at the end of the epoch and can be resumed.
     """
     if is_trained(folder):
         return
@@ -262,7 +262,7 @@ def train(
 
 
 def is_trained(folder: Path) -> bool:
-    """Whether a run's training is over."""
+    """Whether the training of a run is finished."""
     return _model_file(folder).is_file()
 
 
@@ -271,7 +271,7 @@ def _model_file(folder: Path) -> Path:
 
 
 def write_filters(path: Path, weights: torch.Tensor) -> None:
-    """Keep first-layer weights as an array file, written atomically."""
+    """Store first-layer weights as an array file, written atomically."""
     buffer = io.BytesIO()
     np.save(buffer, weights.detach().cpu().to(torch.float16).numpy(), allow_pickle=False)
     write_bytes(path, buffer.getvalue())

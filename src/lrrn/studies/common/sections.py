@@ -1,4 +1,4 @@
-"""What a report is made of: sections with text, comparisons, tables and figures; and the results they are drawn from."""
+"""Parts of a report: sections with text, comparisons, tables and figures; and the results they are computed from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MET, MISSED, NOT_RUN, NO_TARGET, OURS = "met", "missed", "not run", "no target",
 @final
 @dataclass(frozen=True)
 class Comparison:
-    """One of the paper's figures and ours.
+    """Comparison of one of the paper's figures with ours.
 
     Attributes
     ----------
@@ -27,13 +27,13 @@ class Comparison:
     within : float, optional
         Target: largest difference, as a share of the paper's figure.
     below : float, optional
-        Target: ours may be lower by this much at most.
+        Target: largest amount by which ours may be lower.
     form : str
-        How to print figures.
+        Format string for figures.
     note : str
-        Why nothing was run, or why a target was missed where that is known; shown only then.
+        Why nothing was run, or the known reason for a missed target; shown only in these cases.
     is_share : bool
-        Whether ``below`` and the difference are shares, shown in points.
+        Whether ``below`` and the difference are shares, shown in percentage points.
     """
 
     row: str
@@ -86,7 +86,7 @@ COLUMNS = ["row", "quantity", "paper", "ours", "over seeds", "difference", "verd
 @final
 @dataclass(frozen=True)
 class Figure:
-    """A picture: its file, and lines (SVG) or images (PNG) to draw in it."""
+    """A figure: its file, and the lines (SVG) or images (PNG) to draw in it."""
 
     file: str
     caption: str
@@ -106,7 +106,7 @@ class Section:
     figures: list[Figure] = field(default_factory=list)
 
     def remarks(self) -> list[str]:
-        """Return why rows have no figure or miss their target: a sentence a reason, with the rows it is about."""
+        """Return why rows have no figure or miss their target: one sentence per reason, with the rows concerned."""
         told: dict[tuple[str, str], dict[str, None]] = {}
         for comparison in self.comparisons:
             if comparison.note and comparison.verdict in (MISSED, NOT_RUN):
@@ -117,14 +117,14 @@ class Section:
 @final
 @dataclass(frozen=True)
 class Results:
-    """Results of runs by name, and why others have none.
+    """Results of runs, and the reasons why other runs have none.
 
     Attributes
     ----------
     by_run : dict of Run to dict
     reasons : dict of Run to str
     filters : callable
-        From a run and the name of one of its array files to the array, or None.
+        Maps a run and the name of one of its array files to the array, or None.
     """
 
     by_run: dict[Run, dict[str, Any]]
@@ -132,7 +132,7 @@ class Results:
     filters: Callable[[Run, str], Any]
 
     def each(self, runs: Sequence[Run], *path: str) -> tuple[float, ...]:
-        """Return one figure of several runs, of those that were carried out."""
+        """Return one figure for each of several runs, leaving out runs without a result."""
         found = []
         for run in runs:
             if run in self.by_run:
@@ -144,5 +144,5 @@ class Results:
         return tuple(found)
 
     def why_not(self, runs: Sequence[Run]) -> str:
-        """Say why a run has no result."""
+        """Return why a run has no result."""
         return next((self.reasons[run] for run in runs if run in self.reasons), "")

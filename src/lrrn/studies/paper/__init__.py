@@ -1,4 +1,4 @@
-"""The paper's tables and figures, made from data: training runs, what is measured of them, and a report that compares."""
+"""Reproduction of the paper's tables and figures: training runs, their measurements, and a report that compares."""
 
 from lrrn.studies.paper.reproduction import ITEMS, Reproduction, reproduce
 

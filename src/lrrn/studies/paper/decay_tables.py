@@ -1,4 +1,4 @@
-"""Tables 2 and 3: supervised 784-64-64-10 networks with two weights of the penalty; and, beside them, what we add."""
+"""Tables 2 and 3: supervised 784-64-64-10 networks with two weights of the penalty, and additional measurements."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ BELOW = {"accuracy": 0.004}
 
 
 def runs_of(kind: str, decay: float, scale: Scale) -> list[Run]:
-    """Return runs of one kind on all training sets, MNIST with several seeds."""
+    """Return runs of one kind on all training sets; MNIST has several seeds."""
     mnist = [Run(kind, "mnist", decay=decay, seed=seed, scale=scale) for seed in range(scale.seeds)]
     return mnist + [Run(kind, name, decay=decay, scale=scale) for name in ("kmnist", "kmnist_7011", "fashion_mnist")]
 
 
 def runs(decay: float, scale: Scale) -> list[Run]:
-    """Return what must be trained for one of the two tables."""
+    """Return the training runs required for one of the two tables."""
     return runs_of("contrastive", decay, scale) + runs_of("margin", 0.0, scale)
 
 
 def sections(decay: float, results: Results, scale: Scale) -> list[Section]:
-    """Compare."""
+    """Compare with the paper."""
     number = 2 + DECAYS.index(decay)
     section = Section(f"Table {number}: supervised learning, penalty {decay:g}")
     section.text = [

@@ -1,4 +1,4 @@
-"""Filters: the first layer's weights as images, for every activation, training set and way of learning."""
+"""Filters: the first layer's weights as images, for every activation, training set and learning method."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def unsupervised(scale: Scale) -> list[Run]:
 
 
 def supervised(kind: str, scale: Scale) -> list[Run]:
-    """Return one network a training set."""
+    """Return one network per training set."""
     return [run for run in decay_tables.runs_of(kind, DECAYS[0], scale) if run.seed == 0]
 
 
 def runs(scale: Scale) -> list[Run]:
-    """Return what must be trained."""
+    """Return the required training runs."""
     return unsupervised(scale) + supervised("contrastive", scale) + supervised("pretrained", scale)
 
 
 def sections(results: Results, scale: Scale) -> list[Section]:
-    """Draw the sheets."""
+    """Draw the grids of filters."""
     section = Section("Filters of the first layer")
     section.text = ["Each filter is scaled alone: white is zero, red positive, blue negative."]
     sheets = [(run, "filters", f"unsupervised 784-32-32, {CONSTRAINTS[run.constraint]} units") for run in unsupervised(scale)]

@@ -8,16 +8,16 @@ from lrrn.studies.common.sections import Comparison, Figure, Results, Section
 from lrrn.studies.paper import decay_tables
 
 PRINTED = {"mnist": 0.972, "kmnist": 0.857, "fashion_mnist": 0.856}
-"""Final accuracies in the caption of Fig. 3."""
+"""Final accuracies in the caption of the paper's Fig. 3."""
 
 
 def runs(scale: Scale) -> list[Run]:
-    """Return what must be trained."""
+    """Return the required training runs."""
     return decay_tables.runs_of("contrastive", DECAYS[0], scale)
 
 
 def curves(title: str, stem: str, several: list[Run], results: Results) -> list[Figure]:
-    """Return loss and accuracy of runs, one curve a training set, of the first seed."""
+    """Return charts of loss and accuracy, with one curve per training set, for the first seed."""
     loss, accuracy = {}, {}
     for run in several:
         if run.seed == 0 and run in results.by_run:
@@ -34,7 +34,7 @@ def curves(title: str, stem: str, several: list[Run], results: Results) -> list[
 
 
 def sections(results: Results, scale: Scale) -> list[Section]:
-    """Draw, and compare final accuracies."""
+    """Draw the learning curves and compare final accuracies."""
     section = Section("Fig. 3: learning curves")
     section.text = [
         "The caption of Fig. 3 gives 85.6 % for FMNIST and 85.7 % for KMNIST; Table 2 has them the other way round. Rows are "

@@ -1,4 +1,4 @@
-"""Appendix: supervised learning after unsupervised learning."""
+"""Appendix of the paper: supervised learning after unsupervised pretraining."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from lrrn.studies.paper import decay_tables
 from lrrn.studies.paper.learning_curves import curves
 
 PRINTED = {"mnist": 0.978, "kmnist": 0.879, "fashion_mnist": 0.867}
-"""Accuracies after pretraining."""
+"""The paper's accuracies after pretraining."""
 
 
 def runs(scale: Scale) -> list[Run]:
-    """Return what must be trained: with pretraining, and without to compare."""
+    """Return the required training runs: with pretraining, and without as a baseline."""
     return decay_tables.runs_of("pretrained", DECAYS[0], scale) + decay_tables.runs_of("contrastive", DECAYS[0], scale)
 
 
 def sections(results: Results, scale: Scale) -> list[Section]:
-    """Compare with the paper and with learning from random weights."""
+    """Compare with the paper and with training from random weights."""
     section = Section("Appendix: unsupervised pretraining")
     section.text = [
         f"{scale.pretrain_epochs} epochs on the free energy with rate 0.005, then {scale.epochs} supervised ones as in "
@@ -59,7 +59,7 @@ def sections(results: Results, scale: Scale) -> list[Section]:
 
 
 def _significance(ours: Sequence[float], without: Sequence[float], results: Results, runs: Sequence[Run]) -> str:
-    """Say how large a difference is against the error of counting test images."""
+    """Describe a difference in accuracy relative to the sampling error of a finite test set."""
     if not ours or not without:
         return ""
     tests = min(results.by_run[run]["tests"] for run in runs if run in results.by_run)

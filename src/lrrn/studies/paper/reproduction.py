@@ -1,4 +1,4 @@
-"""One call for a table, a figure, or all of them."""
+"""Reproduce one table or figure of the paper, or all of them, in one call."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _PARTS: dict[str, tuple[Any, Any]] = {
 }
 UNFINISHED = "not finished"
 ITEMS = (*_PARTS, "all")
-"""What can be reproduced."""
+"""Tables and figures that can be reproduced."""
 
 
 @final
 @dataclass(frozen=True)
 class Reproduction:
-    """What a reproduction came to.
+    """Result of a reproduction.
 
     Attributes
     ----------
     sections : list of Section
         Comparisons, tables and figures.
     failed : dict of str to str
-        Runs that failed, and why.
+        Failed runs and the reasons.
     seconds : float
         Wall time of this call.
     """
@@ -58,7 +58,7 @@ class Reproduction:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """All of them."""
+        """Comparisons of all sections."""
         return [comparison for section in self.sections for comparison in section.comparisons]
 
 
@@ -75,9 +75,9 @@ def reproduce(
     download: bool = True,
     report_only: bool = False,
 ) -> Reproduction:
-    """Make one of the paper's tables or figures, or all, from data.
+    """Reproduce one of the paper's tables or figures, or all, from data.
 
-    Training runs that were finished before are not repeated, and interrupted ones continue.
+    Finished training runs are not repeated; interrupted ones resume.
 
     Parameters
     ----------
@@ -87,18 +87,18 @@ def reproduce(
     output : path-like
         Folder for ``report.md``, ``report.html``, ``results.json`` and the figures.
     quick : bool, default=False
-        A smoke run of minutes on a part of the data.
+        A smoke test on part of the data, which takes minutes.
     jobs : int, optional
-        Runs at a time; as many as there are cores by default. On a CUDA device, how many are measured at a time.
+        Number of parallel runs; by default the number of cores. On a CUDA device, the number of runs measured in parallel.
     root : path-like, optional
         Folder with the data; LRRN_DATA if not given.
     seed : int, default=0
         Added to the seeds of all runs.
     device : {"cpu", "cuda", "auto"}, default="cpu"
     download : bool, default=True
-        Whether missing data may be fetched.
+        Whether missing data may be downloaded.
     report_only : bool, default=False
-        Report on what is finished and start nothing.
+        Report on finished runs and start none.
 
     Returns
     -------
@@ -157,7 +157,7 @@ def reproduce(
 
 
 def _without_data(runs: Sequence[Run], root: Path | None, download: bool) -> dict[Run, str]:
-    """Return the runs whose data cannot be had, and why in a few words; all data is looked at before any work is done."""
+    """Return the runs whose data is unavailable, and short reasons. All data is checked before any run starts."""
     missing: dict[str, str] = {}
     for name in dict.fromkeys(run.data for run in runs):
         run = next(run for run in runs if run.data == name)

@@ -1,4 +1,4 @@
-"""Table 1: energies of unsupervised 784-32-32 networks on their own and on other images."""
+"""Table 1: energies of unsupervised 784-32-32 networks on in-distribution and out-of-distribution images."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ PRINTED = {
     "kmnist": ((59.5, 24.1), (36.5, 12.9), (52.1, 16.0), (43.8, 15.6), (78.9, 4.5)),
     "fashion_mnist": ((55.4, 30.8), (26.8, 11.5), (12.6, 6.7), (17.4, 11.0), (65.0, 3.9)),
 }
-"""Mean and standard deviation, by row and column, as the paper prints them."""
+"""Mean and standard deviation, by row and column, as printed in the paper."""
 
 
 def runs(scale: Scale) -> list[Run]:
-    """Return what must be trained."""
+    """Return the required training runs."""
     names = ["mnist"] * scale.seeds + ["kmnist", "kmnist_7011", "fashion_mnist"]
     seeds = [*range(scale.seeds), 0, 0, 0]
     return [Run("energy", name, seed=seed, scale=scale) for name, seed in zip(names, seeds, strict=True)]
 
 
 def settled(trained_on: str, test: str) -> tuple[float, float]:
-    """Return the paper's figure, its 3 x 3 block read as transposed: the column is the training set."""
+    """Return the paper's figure. Its 3 x 3 block is read as transposed: the column is the training set."""
     if test in PRINTED:
         return PRINTED[test][TESTS.index(trained_on)]
     return PRINTED[trained_on][TESTS.index(test)]
 
 
 def sections(results: Results, scale: Scale) -> list[Section]:
-    """Compare."""
+    """Compare with the paper."""
     section = Section("Table 1: energies of unsupervised networks")
     section.text = [
         "784-32-32, non-negative units, beta (1, 1), gamma 1/8, SGD with rate 0.005 and batches of 10. The paper's figures are "

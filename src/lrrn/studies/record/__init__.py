@@ -1,1 +1,1 @@
-"""The record of certified accuracy: our networks and baselines, trained, certified and attacked on the same images."""
+"""Benchmark of certified accuracy (the record): our networks and baselines, certified and attacked on the same images."""

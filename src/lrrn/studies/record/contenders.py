@@ -1,4 +1,4 @@
-"""What the record measures, whatever it is: labels, proven radii, attacks."""
+"""Common interface of the classifiers in the record: labels, certified radii, attacks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from lrrn.studies.record.baselines import Baseline
 
 Array = NDArray[Any]
 EPS = (0.1, 0.3, 0.5, 1.0, 1.58)
-"""Sizes of perturbations for certified and attacked accuracy."""
+"""Perturbation sizes for certified and attacked accuracy."""
 SHARED, LOCAL = "shared", "local"
-"""Radii seen from each image: of all at once, and of the first ones one by one."""
+"""Per-sample certificates: ``SHARED`` for all images in batches, ``LOCAL`` for the first images one by one."""
 ROWS = 2048
-"""Samples that scores are computed for at once."""
+"""Batch size for scores."""
 
 
 class Contender(Protocol):
@@ -35,19 +35,19 @@ class Contender(Protocol):
     Attributes
     ----------
     methods : tuple of str
-        Of certificates, from loose to tight, that take little time for each sample.
+        Fast certificates, from loose to tight.
     has_local : bool
-        Whether there are methods that look at each sample.
+        Whether there are per-sample certificates.
     n_parameters : int
     """
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Quick certificates."""
+        """Names of fast certificates."""
 
     @property
     def has_local(self) -> bool:
-        """Whether ``radii`` knows "shared" and "local"."""
+        """Whether ``radii`` supports "shared" and "local"."""
 
     @property
     def n_parameters(self) -> int:
@@ -60,22 +60,22 @@ class Contender(Protocol):
         """Return proven radii."""
 
     def attack(self, X: Array, y: Array, seed: int) -> Array:
-        """Return distances of the nearest attacks that our own code finds: 0 where the label is wrong, inf where none."""
+        """Return attack distances of our own attacks: 0 where the label is already wrong, inf where no attack succeeds."""
 
     def image_model(self) -> nn.Module:
-        """Return a module that other people's attacks understand, from images to scores."""
+        """Return a torch module from images to scores, for attacks of other libraries."""
 
 
 @final
 class Lifted:
-    """One of our classifiers.
+    """A lifted network of this library.
 
     Parameters
     ----------
     model : LRRNClassifier
         Fitted, with classes 0, 1, ...
     bound_seconds : float
-        Budget of the multiplier bounds, as in :func:`lrrn.certify`.
+        Time budget of the multiplier bounds, as in :func:`lrrn.certify`.
     """
 
     methods = METHODS
@@ -100,10 +100,10 @@ class Lifted:
         return self._model.predict(X) if known is None else known.output.argmax(-1).cpu().numpy()
 
     def radii(self, X: Array, method: str) -> Array:
-        """Return proven radii; the constants they rest on are computed once, and images solved once for all methods."""
+        """Return certified radii. Their constants are computed once, and each image is solved once for all methods."""
         net, tol, key = self._model.network_, DEFAULT_TOL[torch.float64], _digest(X)
         x = torch.from_numpy(X).to(net.W[0].device, torch.float64)
-        # BLAS threads pay off for wide networks only
+        # several BLAS threads are faster only for wide networks
         with blas_threads(1 if sum(net.sizes[1:]) < 512 else torch.get_num_threads()):
             solution = self._solved[key] if key in self._solved else net.infer(x, tol=tol)
             if method != LOCAL:
@@ -112,7 +112,7 @@ class Lifted:
         return certificate.radius.cpu().numpy()
 
     def attack(self, X: Array, y: Array, seed: int) -> Array:
-        """Attack as ``lrrn attack`` does."""
+        """Run the attacks of ``lrrn attack``."""
         distances = audit.attack("", self._model, X, y, EPS, "paper", seed=seed).distances
         assert distances is not None
         return distances
@@ -124,7 +124,7 @@ class Lifted:
 
 @final
 class Plain:
-    """A baseline.
+    """A baseline classifier.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class Plain:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Certificates of its kind."""
+        """Names of the certificates of this baseline."""
         return self._model.methods
 
     @property
@@ -161,7 +161,7 @@ class Plain:
         return self._model.radii(self._inputs(X), method).cpu().numpy()
 
     def attack(self, X: Array, y: Array, seed: int) -> Array:
-        """Attack by the code that attacks ours."""
+        """Run the same attacks as on our networks."""
         rows = np.flatnonzero(self.predict(X) == y)
         distances = np.zeros(len(X))
         if len(rows) == 0:
@@ -173,7 +173,7 @@ class Plain:
             norms = np.linalg.norm(where - X[rows[some]], axis=1)
             return np.where(self.predict(where) != y[rows[some]], norms, np.inf)
 
-        distances[rows] = audit.found_by_attacks(self._model, x, label, EPS, measured, seed=seed)
+        distances[rows] = audit.attack_distances(self._model, x, label, EPS, measured, seed=seed)
         return distances
 
     def image_model(self) -> nn.Module:
@@ -183,7 +183,7 @@ class Plain:
 
 @final
 class _OnImages(nn.Module):
-    """Images of any float type to scores of that type, computed in float64."""
+    """Module from images of any float type to scores of the same type, computed in float64."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

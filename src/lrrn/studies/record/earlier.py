@@ -1,4 +1,4 @@
-"""Rows of an earlier report: what its ``results.json`` says of them, for when their work folders are no longer at hand."""
+"""Read the rows of an earlier report from its ``results.json``, for rows whose work folders no longer exist."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from lrrn.studies.record.rows import Extent, Row
 from lrrn.studies.record.scores import disagreements
 
 FILE, ITEM = "results.json", "record"
-"""The file beside a report that has its figures, and what it says it is."""
+"""Name of the file with the figures of a report, and the value of its key "item"."""
 LEAST, MOST = 1e-9, 1e15
-"""The least step of a curve, in size or in share, and the largest finite figure, which charts and sums can still cope with."""
+"""Smallest step of a curve, in size or in share, and largest finite figure that charts and sums can handle."""
 _REMEDY = "and a new report would replace it; move it away or choose another --output"
 
 
 def earlier(output: Path, data: str, extent: Extent) -> dict[Row, dict[str, Any]]:
-    """Return the figures of an earlier report by row, of all seeds it has; rows whose recipe has changed since are left out.
+    """Return the figures of an earlier report by row, for all its seeds; rows whose recipe has changed since are left out.
 
     Parameters
     ----------
     output : Path
-        Folder of the report; if there is none in it, there are no rows.
+        Folder of the report; without a report in it, no rows are returned.
     data : str
     extent : Extent
 
     Raises
     ------
     FileFormatError
-        ``results.json`` is damaged, not that of a record, or that of another record, which a new report would replace. Only
-        that of a smoke run may be replaced; its rows are not taken over.
+        ``results.json`` is damaged, or it does not belong to a record, or it belongs to another record, which a new report
+        would replace. Only the file of a smoke test may be replaced; its rows are not reused.
     """
     path = output / FILE
     if not path.exists():
@@ -80,7 +80,7 @@ def _rows(found: dict[str, dict[str, Any]], data: str, extent: Extent) -> dict[R
 
 
 def _check(row: Row, result: dict[str, Any]) -> None:
-    """Raise if a report on the row cannot be made, whatever is raised then, or would be made of what are no figures."""
+    """Raise an error, of any type, if the row has invalid figures or no report can be made of it."""
     figures = [value for key, value in result.items() if key not in ("recipe", "seed")]
     if not all(0 <= number <= MOST or number == math.inf for number in _numbers(figures)):
         raise ValueError(f"{row.name} has figures that are below 0 or none")
@@ -92,7 +92,7 @@ def _check(row: Row, result: dict[str, Any]) -> None:
     record_report.sections(row.data, [row], {row: result}, {})
     record_report.brief([row], {row: result})
     disagreements(result)
-    json.dumps(result, ensure_ascii=False).encode()  # half a character cannot be written
+    json.dumps(result, ensure_ascii=False).encode()  # lone surrogates cannot be encoded
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""The recipes of the record: what each row is trained with, ours and the baselines', all of them chosen on a validation split.
+"""Recipes of the record: hyper-parameters of each row, ours and the baselines', all chosen on a validation split.
 
 ``lrrn record DATASET --validation`` trains on the first five sixths of the training images and measures on the rest; no
 figure here was chosen by looking at test images.
@@ -24,7 +24,7 @@ _WIDE: Recipe = {
     "learning_rate": 4e-3,
     "batch_size": 256,
     "epochs": 30,
-    # a prediction's tolerance gains nothing: its certified accuracy on validation images is the same
+    # the tighter tolerance of predictions does not improve certified accuracy on the validation split
     "tol": 1e-3,
 }
 _PAPER: Recipe = {
@@ -71,7 +71,7 @@ BASELINES: dict[str, Recipe] = {
         "decay": 0.96,
         "shift_share": 0.4,
     },
-    # of the library's losses, cross-entropy with a temperature was ahead of HKR at every size
+    # of the library's losses, cross-entropy with a temperature was better than HKR at every perturbation size
     "torchlip": {**_LIPSCHITZ, "loss": "tau_cross_entropy", "loss_options": {"tau": 1.0}},
     # the loss of the library's robust training on CIFAR-10
     "orthogonium": {**_LIPSCHITZ, "last": "orthogonal", "loss_options": {"offset": 2.12132, "temperature": 0.25}},
@@ -84,7 +84,7 @@ CHANGES: dict[tuple[str, str], Recipe] = {
     ("fashion_mnist", "wide"): {"hidden_sizes": (1024,), "margin": 2.4, "temperature": 0.25, "adversarial_eps": 0.8},
     ("fashion_mnist", "accurate"): {"hidden_sizes": (1024,), "margin": 0.4, "adversarial_eps": 0.4, "shifts": 0},
 }
-"""What is different on a data set, by data set and row."""
+"""Changes to the recipes for single data sets, by data set and row."""
 
 _SMALL: dict[str, Recipe] = {
     **{name: {"hidden_sizes": (16,), "epochs": 2} for name in ("wide", "accurate")},
@@ -99,7 +99,7 @@ ROWS = (*OURS, *BASELINES)
 
 
 def recipe(data: str, name: str, quick: bool = False) -> Recipe:
-    """Return what a row is trained with; ``quick`` makes it small enough for a smoke run.
+    """Return the hyper-parameters of a row; ``quick`` makes it small enough for a smoke test.
 
     Parameters
     ----------
@@ -112,6 +112,6 @@ def recipe(data: str, name: str, quick: bool = False) -> Recipe:
     if name not in ROWS:
         raise ValueError(f"there is no row {name!r}; use some of {', '.join(ROWS)}")
     common = OURS[name] if name in OURS else BASELINES[name]
-    # the first images of a data set are learnt from as the whole is
+    # a prefix of a data set uses the recipe of the whole data set
     changes = CHANGES.get((data.removesuffix("_7011"), name), {})
     return {**common, **changes, **(_SMALL.get(name, {}) if quick else {})}

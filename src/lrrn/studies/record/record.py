@@ -1,4 +1,4 @@
-"""One call for the record: train, certify and attack our networks and the baselines on one data set, and report."""
+"""Run the record in one call: train, certify and attack our networks and the baselines on one data set, and report."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ QUICK_EFFORT = {"images": 5, "autoattack": 2, "steps": 5, "queries": 20, "bound_
 @final
 @dataclass(frozen=True)
 class Record:
-    """What a record came to.
+    """Result of a record.
 
     Attributes
     ----------
     sections : list of Section
         Tables and figures.
     table : list of str, list of list of str
-        The main figures: headings and lines.
+        The main figures: headings and rows.
     failed : dict of str to str
-        Rows that failed, and why.
+        Failed rows and the reasons.
     disagreements : list of str
         Where an attack contradicts a certificate: none, unless there is a bug.
     seconds : float
@@ -78,49 +78,49 @@ def record(
 ) -> Record:
     """Train, certify and attack networks and baselines, and write the report.
 
-    Rows that were finished before are not repeated, interrupted ones continue; a row belongs to its recipe, so another recipe
-    begins anew. Rows and stages may be carried out on several machines if the folder ``work`` goes from one to the next.
+    Finished rows are not repeated; interrupted ones resume. A row is identified by its recipe, so a changed recipe starts from
+    scratch. Rows and stages may run on several machines if the folder ``work`` is copied from one to the next.
 
-    Rows that are not certified in ``work`` keep the figures they have in the ``results.json`` that lies in ``output``, if that
-    is of the same data set and the same images: a row that is trained anew does so until it has certificates. Whatever is
-    certified in ``work`` takes the place of earlier figures.
+    Rows that are not certified in ``work`` keep their figures in the ``results.json`` of ``output``, if that file is about the
+    same data set and the same images. So a row that is trained again keeps its earlier figures until it has certificates. Rows
+    that are certified in ``work`` replace earlier figures.
 
     Parameters
     ----------
     data : {"mnist", "fashion_mnist", "kmnist", "kmnist_7011"}
     work : path-like
-        Folder for models, checkpoints and what was measured, a folder a row.
+        Folder for models, checkpoints and measurements, with one subfolder per row.
     output : path-like
         Folder for ``report.md``, ``report.html``, ``results.json`` and the figures.
     rows : sequence of str, optional
-        Which rows of ``recipes.ROWS`` to carry out, or single seeds such as "wide:1"; all if not given. The report
-        has all rows whose results are there, in ``work`` or in an earlier report.
+        Which rows of ``recipes.ROWS`` to execute, or single seeds such as "wide:1"; all if not given. The report
+        has all rows with results in ``work`` or in an earlier report.
     seeds : int, default=3
-        For whatever is random.
+        Number of seeds for rows that depend on the seed.
     validation : bool, default=False
-        Learn from the first five sixths of the training images and measure on the rest, for choosing recipes. Test images are
+        Train on the first five sixths of the training images and measure on the rest, to choose recipes. Test images are
         not loaded.
     stages : sequence of str
         Some of "train", "certify", "shared", "local", "attack" and "autoattack".
     n_images : int, optional
-        Images, counted from the first, for local radii and attacks; 1,000 if not given.
+        Number of images, counted from the first, for local radii and attacks; 1,000 if not given.
     n_autoattack : int, optional
-        Images for AutoAttack, which runs where torchattacks is installed; 100 if not given.
+        Number of images for AutoAttack, which runs if torchattacks is installed; 100 if not given.
     budget : float, optional
-        Seconds after which no further images are begun; training is not cut short.
+        Seconds after which no further images are started; training is not cut short.
     quick : bool, default=False
-        A smoke run of a minute on small networks and a part of the data.
+        A smoke test on small networks and part of the data, which takes a minute.
     jobs : int, optional
-        Rows at a time; by default one on a GPU and as many as there are cores elsewhere.
+        Number of parallel rows; by default one on a GPU and the number of cores elsewhere.
     root : path-like, optional
         Folder with the data; LRRN_DATA if not given.
     seed : int, default=0
         The first seed.
     device : {"cpu", "cuda"}, default="cpu"
     download : bool, default=True
-        Whether missing data may be fetched.
+        Whether missing data may be downloaded.
     report_only : bool, default=False
-        Report on what is there and start nothing.
+        Report on existing results and start nothing.
 
     Returns
     -------
@@ -129,7 +129,7 @@ def record(
     Raises
     ------
     lrrn.runtime.storage.FileFormatError
-        The ``results.json`` that lies in ``output`` is damaged or not of this record. Nothing is begun then, nothing replaced.
+        The ``results.json`` in ``output`` is damaged or belongs to another record. Nothing is started or replaced in this case.
     """
     start = time.perf_counter()
     if jobs is not None and jobs < 1:
@@ -141,21 +141,21 @@ def record(
     effort = _effort(stages, n_images, n_autoattack, budget, quick)
     chosen = plan(data, rows, seeds, seed, extent)
     planned = plan(data, None, seeds, seed, extent)
-    earlier(Path(output), data, extent)  # what cannot be read should be known before any work is done
+    earlier(Path(output), data, extent)  # raises before any work is done if the file cannot be read
     folder = Path(work) / ("record-quick" if quick else "record")
     for place in (folder, Path(output)):
         place.mkdir(parents=True, exist_ok=True)
     root = None if root is None else Path(root)
     failed: dict[Row, str] = {}
     if not report_only:
-        images(data, extent, root, download)  # all data is looked at before any work is done
+        images(data, extent, root, download)  # checks all data before any work is done
         jobs = jobs or (1 if device.startswith("cuda") else os.cpu_count() or 1)
-        # baselines are quick to train and are needed whatever comes of ours, so the order is that of the table
+        # baselines train fast and are needed in any case, so rows keep the order of the table
         arguments = (root, device, download, effort)
         failed = in_processes(
             chosen, folder, jobs, execute, arguments, lambda row, place: finished(row, place, effort), one_thread=jobs > 1
         )
-    before = earlier(Path(output), data, extent)  # again: another call may have written it meanwhile
+    before = earlier(Path(output), data, extent)  # again: another process may have written it in the meantime
     everything = sorted({*planned, *before}, key=lambda row: (ROWS.index(row.kind), row.seed))
     here = {row: figures(folder / row.name) for row in everything}
     results = {row: found for row in everything if (found := here[row] or before.get(row)) is not None}

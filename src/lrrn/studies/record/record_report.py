@@ -1,4 +1,4 @@
-"""The record's tables: every row, what it is held against, by which certificate, and how it was trained."""
+"""Tables of the record: results of every row, comparison with baselines, certificates and training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lrrn.studies.record.scores import BEST, disagreements
 
 SIZES = tuple(f"{eps:g}" for eps in EPS)
 HELD_AT = ("0.5", "1", "1.58")
-"""Sizes at which ours are held against the baselines."""
+"""Perturbation sizes at which our networks are compared with the baselines."""
 TARGETS: dict[str, tuple[tuple[str, str, float], ...]] = {
     "mnist": (
         ("wide", "accuracy", 0.97),
@@ -33,18 +33,18 @@ TARGETS: dict[str, tuple[tuple[str, str, float], ...]] = {
         ("accurate", "certified at 1", 0.54),
     ),
 }
-"""By data set: row, quantity, and what it should reach."""
+"""Targets by data set: row, quantity and target value."""
 PUBLISHED = {
     "mnist": "Published elsewhere: GloRo's 4C3F certifies 62.8 % at 1.58 and 95.7 % at 0.3; nearest prototypes (Voracek and "
     "Hein, 2022) 73.0 % at 1.58. The paper's own networks have median radii of 0.698 at 97.2 % and 1.081 at 95.5 % accuracy.",
 }
 
 Results = Mapping[Row, dict[str, Any]]
-"""Figures of the rows that have any."""
+"""Figures by row, for rows that have any."""
 
 
 def sections(data: str, rows: Sequence[Row], results: Results, reasons: Mapping[Row, str]) -> list[Section]:
-    """Return the parts of the report."""
+    """Return the sections of the report."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.kind, []).append(row)
@@ -54,7 +54,7 @@ def sections(data: str, rows: Sequence[Row], results: Results, reasons: Mapping[
 
 
 def brief(rows: Sequence[Row], results: Results) -> tuple[list[str], list[list[str]]]:
-    """Return headings and lines of a table that fits a terminal: means over seeds of clean and certified accuracy."""
+    """Return headings and rows of a table that fits a terminal: means over seeds of clean and certified accuracy."""
     lines: dict[str, list[str]] = {}
     for row in rows:
         done = [results[other] for other in rows if other.kind == row.kind and other in results]
@@ -66,7 +66,7 @@ def brief(rows: Sequence[Row], results: Results) -> tuple[list[str], list[list[s
 
 
 def certified(result: dict[str, Any], size: str) -> float:
-    """Return the certified accuracy of a row by the best of its bounds."""
+    """Return the certified accuracy of a row with the best of its certificates."""
     return float(result["radii"][BEST]["certified"][size])
 
 
@@ -76,7 +76,7 @@ def _each(group: Sequence[Row], results: Results, read: Callable[[dict[str, Any]
 
 
 def _cell(values: Sequence[float], form: str = "{:.2f}", factor: float = 100.0) -> str:
-    """Print a mean and, of several seeds, the smallest and the largest."""
+    """Format a mean and, for several seeds, the smallest and the largest value."""
     if not values:
         return "-"
     mean = form.format(factor * fmean(values))
@@ -152,7 +152,7 @@ def _quantity(result: dict[str, Any], name: str) -> float:
 
 
 def _held(groups: Mapping[str, list[Row]], results: Results) -> Section:
-    """Hold the best of ours at each size against every baseline."""
+    """Compare the best of our networks at each size with every baseline."""
     section = Section("Against the baselines")
     section.text = [
         "At each size the best of our rows, by the mean over seeds, and every baseline trained by the same command on the same "

@@ -1,4 +1,4 @@
-"""Rows of the record: which classifier, on what, with which seed; and the images it learns from and is measured on."""
+"""Rows of the record: classifier, data set and seed; and the images for training and measurement."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from lrrn.studies.record.recipes import OURS, ROWS, Recipe, recipe
 
 Array = NDArray[Any]
 VALIDATION_SHARE = 6
-"""One part in so many of the training images, the last ones, is held out for choosing recipes."""
+"""The last 1 / ``VALIDATION_SHARE`` of the training images is the validation split, used to choose recipes."""
 
 
 @final
 @dataclass(frozen=True)
 class Extent:
-    """Which images.
+    """Which images to use.
 
     Attributes
     ----------
     validation : bool
-        Whether to measure on held-out training images instead of test images, which are then not even loaded.
+        Whether to measure on held-out training images instead of test images. Test images are then not loaded.
     samples, tests : int or None
-        How many images to learn from and to measure on, counted from the first; all if None.
+        Number of images to train and to measure on, counted from the first; all if None.
     quick : bool
-        Whether networks are those of a smoke run.
+        Whether to use the small networks of a smoke test.
     """
 
     validation: bool = False
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def recipe(self) -> Recipe:
-        """What it is trained with."""
+        """Hyper-parameters of the training."""
         return recipe(self.data, self.kind, self.extent.quick)
 
     @property
@@ -75,14 +75,14 @@ class Row:
 
     @property
     def title(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         if not self.is_ours:
             return LEARNERS[self.kind].title
         return f"lrrn {self.kind} ({'-'.join(map(str, (784, *self.recipe['hidden_sizes'], 10)))})"
 
     @property
     def name(self) -> str:
-        """What tells it from all others, its recipe included; the name of its folder."""
+        """Unique name, which depends on the recipe too; the name of its folder."""
         extent = self.extent
         identity = [self.recipe, extent.validation, extent.samples, extent.tests]
         digest = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=4).hexdigest()
@@ -90,11 +90,11 @@ class Row:
 
     @property
     def epochs(self) -> int:
-        """Epochs of training; one for what knows none."""
+        """Number of training epochs; 1 for classifiers that have none."""
         return int(self.recipe.get("epochs", 1))
 
     def obstacle(self) -> str | None:
-        """Say why it cannot be trained here, if so."""
+        """Return why it cannot be trained on this machine, or None."""
         return None if self.is_ours else LEARNERS[self.kind].obstacle()
 
 
@@ -107,7 +107,7 @@ def plan(data: str, chosen: Sequence[str] | None, seeds: int, first_seed: int, e
     chosen : sequence of str, optional
         Kinds of rows, or single ones such as "wide:1"; all of them if not given.
     seeds : int
-        How many seeds for whatever is random.
+        Number of seeds for rows that depend on the seed.
     first_seed : int
         The first of them.
     extent : Extent
@@ -137,7 +137,7 @@ def plan(data: str, chosen: Sequence[str] | None, seeds: int, first_seed: int, e
 
 
 def images(data: str, extent: Extent, root: Path | None, download: bool) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Load what rows learn from and what they are measured on."""
+    """Load the images that rows are trained on and those they are measured on."""
     X, y = load_training(data, root, download)
     if extent.validation:
         kept = len(X) - len(X) // VALIDATION_SHARE

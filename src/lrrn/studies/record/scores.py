@@ -1,4 +1,4 @@
-"""From what a row's folder holds to figures: clean, certified and attacked accuracy, and whether they agree with each other."""
+"""Compute figures from a row's folder: clean, certified and attacked accuracy, and whether they are consistent."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lrrn.studies.record.stages import ATTACK, AUTOATTACK, RIGHT, is_trained, ke
 
 Array = NDArray[Any]
 BEST = "best"
-"""The largest of all radii that were proven for an image."""
+"""Method name for the largest of all certified radii of an image."""
 GRID = np.arange(0, 61) / 20
-"""Sizes of perturbations that curves are drawn at."""
+"""Perturbation sizes of the points of curves."""
 
 
 def figures(folder: Path) -> dict[str, Any] | None:
-    """Return all figures of a row, or None if it is not trained and certified.
+    """Return all figures of a row, or None if it is not yet trained and certified.
 
-    Methods that are not done for all images count for those that are; "best" takes from each what it has.
+    A method that is not finished counts for the images it has. "best" is the largest available radius of each image.
     """
     if not is_trained(folder):
         return None
@@ -46,12 +46,12 @@ def figures(folder: Path) -> dict[str, Any] | None:
 
 
 def _certified(radius: Array, right: Array) -> dict[str, Any]:
-    """Return figures of a method on the images it was applied to, which are the first ones."""
+    """Return figures of a method on the images it was applied to, counted from the first."""
     right = right[: len(radius)]
     return {
         "images": len(radius),
         "accuracy": float(right.mean()),
-        # of the predicted label, right or wrong, as the paper has it
+        # of the predicted label, correct or not, as in the paper
         "median": float(np.median(radius)),
         "median, 0 where wrong": float(np.median(np.where(right, radius, 0.0))),
         "certified": {f"{eps:g}": float((right & (radius > eps)).mean()) for eps in EPS},
@@ -59,7 +59,7 @@ def _certified(radius: Array, right: Array) -> dict[str, Any]:
 
 
 def _attacked(folder: Path, right: Array, radii: dict[str, Array]) -> dict[str, Any] | None:
-    """Return figures of attacks on the first images, what is certified on the same ones, and where the two disagree."""
+    """Return figures of attacks on the first images, the certified accuracy on the same images, and contradictions."""
     ours, about = kept(folder, ATTACK)
     theirs, about_theirs = kept(folder, AUTOATTACK)
     if not len(ours):
@@ -80,7 +80,7 @@ def _attacked(folder: Path, right: Array, radii: dict[str, Array]) -> dict[str, 
         "attacked below certified": [],
     }
     for method, values in radii.items():
-        # every method on the images that it and the attacks have in common
+        # compare every method on the images that both it and the attacks covered
         m = min(len(values), len(distance))
         radius, found, good = values[:m], distance[:m], right[:m]
         result["certified"][method] = {**_certified(radius, good), "attacked on these": _shares(found)}
@@ -100,7 +100,7 @@ def _finite(value: float) -> float | None:
 
 
 def disagreements(result: dict[str, Any]) -> list[str]:
-    """Return where attacks and certificates of a row contradict each other: nowhere, unless there is a bug."""
+    """Return contradictions between attacks and certificates of a row: none, unless there is a bug."""
     attacks = result.get("attacks")
     if attacks is None:
         return []

@@ -1,9 +1,9 @@
-"""Carrying a row out, stage by stage: train, certify, certify closely, attack. Everything is kept in the row's folder.
+"""Execute a row stage by stage: train, certify, certify per sample, attack. All results are stored in the row's folder.
 
-A stage that goes image by image keeps what it has after every few of them, so that it can be stopped at any time, by hand or by
-a deadline, and continued here or, with the folder copied, on another machine.
+A stage that processes single images saves its results at intervals. It can be stopped at any time, by an interrupt or by a
+deadline, and resumed here or, with a copy of the folder, on another machine.
 
-``execute``, ``finished`` and ``is_trained`` are not those of the paper's runs, which have one result, and always a model file.
+``execute``, ``finished`` and ``is_trained`` are not those of the paper's runs, which have one result and always a model file.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from lrrn.studies.record.rows import Row, images
 
 Array = NDArray[Any]
 STAGES = ("train", "certify", SHARED, LOCAL, "attack", "autoattack")
-"""What can be asked for, in order."""
+"""All stages, in order."""
 SAVE_SECONDS = 20.0
-"""Time between writes of what a stage has."""
+"""Seconds between saves of a stage's results."""
 CHUNKS = {"certify": 2000, LOCAL: 4, "attack": 100, "autoattack": 50}
-"""Images at a time."""
+"""Chunk size: number of images processed at once, by stage."""
 MANY = 500
-"""The same for attacks on a GPU, where one image takes as long as many."""
+"""Chunk size for attacks on a GPU, where one image takes as long as many."""
 ATTACK, AUTOATTACK, RIGHT = "attack", "autoattack", "right"
-"""Files, besides one a method of radii: distances that attacks found, and whether the label is right."""
+"""Files besides one file of radii per method: attack distances, and whether the label is correct."""
 
 
 @final
@@ -55,15 +55,15 @@ class Effort:
     stages : tuple of str
         Some of ``STAGES``.
     images : int
-        Images, counted from the first, for local radii and our attacks.
+        Number of images, counted from the first, for local radii and our attacks.
     autoattack : int
-        Images for AutoAttack.
+        Number of images for AutoAttack.
     steps, queries : int
-        Of AutoAttack.
+        Settings of AutoAttack.
     bound_seconds : float
-        Budget of the multiplier bounds.
+        Time budget of the multiplier bounds.
     deadline : float or None
-        Time, as of ``time.time()``, after which no more images are begun.
+        Time, as of ``time.time()``, after which no further images are started.
     """
 
     stages: tuple[str, ...] = STAGES
@@ -88,18 +88,18 @@ class Effort:
 
 
 def execute(row: Row, folder: Path, root: Path | None, device: str, download: bool, effort: Effort) -> None:
-    """Carry out the stages of a row that are not done yet.
+    """Execute the unfinished stages of a row.
 
     Parameters
     ----------
     row : Row
     folder : Path
-        The row's own.
+        Folder of the row.
     root : Path, optional
         Folder with the data.
     device : {"cpu", "cuda"}
     download : bool
-        Whether missing data may be fetched.
+        Whether missing data may be downloaded.
     effort : Effort
     """
     if finished(row, folder, effort):
@@ -118,7 +118,7 @@ def execute(row: Row, folder: Path, root: Path | None, device: str, download: bo
 def _measurements(
     row: Row, contender: Contender, X: Array, y: Array, effort: Effort
 ) -> list[tuple[str, Callable[[slice], Array], int]]:
-    """Return what to do for which images, by the name of the file that keeps it."""
+    """Return the function to apply and the images to apply it to, by the name of the file that stores the results."""
     todo: list[tuple[str, Callable[[slice], Array], int]] = []
     if "certify" in effort.stages:
         for method in contender.methods:
@@ -139,7 +139,7 @@ def _radii(contender: Contender, X: Array, method: str, some: slice) -> Array:
 
 
 def finished(row: Row, folder: Path, effort: Effort) -> bool:
-    """Whether all stages that were asked for, and that can be carried out here, are done."""
+    """Whether all requested stages that can run on this machine are finished."""
     if not is_trained(folder):
         return "train" not in effort.stages or row.obstacle() is not None
     facts = training_facts(folder)
@@ -160,18 +160,18 @@ def finished(row: Row, folder: Path, effort: Effort) -> bool:
 
 
 def is_trained(folder: Path) -> bool:
-    """Whether training is over."""
+    """Whether training is finished."""
     return (folder / "training.json").is_file()
 
 
 def training_facts(folder: Path) -> dict[str, Any]:
-    """Return what is known of the training: recipe, seconds, device, versions."""
+    """Return metadata of the training: recipe, seconds, device, versions."""
     facts: dict[str, Any] = json.loads((folder / "training.json").read_text())
     return facts
 
 
 def _train(row: Row, folder: Path, X: Array, y: Array, n_tests: int, device: str) -> None:
-    """Train, or go on with it, and keep the model."""
+    """Train or resume training, and store the model."""
     start = time.perf_counter()
     if row.is_ours:
         options: dict[str, Any] = {"checkpoint": folder / "state.ckpt", "log": folder / "log.jsonl", "resume": True}
@@ -186,7 +186,7 @@ def _train(row: Row, folder: Path, X: Array, y: Array, n_tests: int, device: str
         contender = Plain(baseline)
         log = folder / "log.jsonl"
         lines = log.read_text().splitlines() if log.is_file() else []
-        # epochs before an interruption count too
+        # includes epochs before an interruption
         seconds = sum(json.loads(line)["seconds"] for line in lines) if lines else time.perf_counter() - start
         if learner.keeps:
             baselines.save(baseline, _model_file(folder))
@@ -207,7 +207,7 @@ def _train(row: Row, folder: Path, X: Array, y: Array, n_tests: int, device: str
 
 
 def device_name(device: str) -> str:
-    """Return what a device is called by its maker."""
+    """Return the vendor's name of a device."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     return platform.processor() or platform.machine()
@@ -232,7 +232,7 @@ def _contender(row: Row, folder: Path, X: Array, y: Array, device: str, effort: 
 
 
 def kept(folder: Path, name: str) -> tuple[Array, dict[str, Any]]:
-    """Return what a stage has found so far, an entry an image, and what is known of it: seconds and device."""
+    """Return the stored results of a stage so far, one entry per image, and their metadata: seconds and device."""
     path = folder / f"{name}.npz"
     if not path.is_file():
         return np.zeros(0), {"seconds": 0.0}
@@ -247,7 +247,7 @@ def _keep(folder: Path, name: str, values: Array, facts: dict[str, Any]) -> None
 
 
 def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, effort: Effort, device: str) -> None:
-    """Go on from the first image that is not done, a few at a time, and keep what there is now and then."""
+    """Resume at the first unprocessed image, process the rest in chunks, and save the results at intervals."""
     values, facts = kept(folder, name)
     chunk = CHUNKS.get(name.removeprefix("radii-"), CHUNKS["certify"])
     chunk = MANY if device.startswith("cuda") and name in (ATTACK, AUTOATTACK) else chunk
@@ -266,11 +266,11 @@ def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, 
 
 
 def _autoattacked(contender: Contender, X: Array, y: Array, effort: Effort, seed: int) -> Array:
-    """Return the distances that AutoAttack finds: 0 where the label is wrong, inf where it finds none."""
+    """Return the attack distances of AutoAttack: 0 where the label is already wrong, inf where no attack succeeds."""
     distances = np.where(contender.predict(X) == y, np.inf, 0.0)
     side = round(X.shape[1] ** 0.5)
     model, options = contender.image_model(), {"steps": effort.steps, "queries": effort.queries, "seed": seed}
     for eps in EPS:
-        # float32 may enlarge a perturbation by as much, and it should not end up outside
+        # rounding to float32 may enlarge a perturbation by this much, and it should stay within eps
         autoattack(model, contender.predict, X, y, y, distances, eps * (1 - 2 * SLACK), (1, side, side), **options)
     return distances

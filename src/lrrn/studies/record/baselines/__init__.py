@@ -1,4 +1,4 @@
-"""Classifiers that the record is held against: each learns by its own recipe and certifies what its theory allows."""
+"""Baseline classifiers of the record. Each is trained with its own recipe and certified by its own theory."""
 
 from lrrn.studies.record.baselines.model import Baseline, load, save
 from lrrn.studies.record.baselines.prototypes import NearestPrototypes

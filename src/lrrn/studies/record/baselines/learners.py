@@ -1,4 +1,4 @@
-"""How each baseline learns. Packages of the extra ``bench`` are imported when they are needed, and only to train."""
+"""Training of each baseline. Packages of the extra ``bench`` are imported lazily, and only to train."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from lrrn.studies.record.baselines.training import Plan, seeded, train
 
 Array = NDArray[Any]
 Learn = Callable[[Array, Array, Mapping[str, Any], int, str, Path | None], Baseline]
-"""From samples, class numbers, a recipe, a seed, a device and a folder for checkpoints to what was learnt."""
+"""Maps samples, class indices, a recipe, a seed, a device and a folder for checkpoints to a trained baseline."""
 
 
 @final
 @dataclass(frozen=True)
 class Learner:
-    """A baseline before it has learnt.
+    """An untrained baseline.
 
     Attributes
     ----------
@@ -37,11 +37,11 @@ class Learner:
     needs : str or None
         Module that training imports.
     package : str
-        What to install for it.
+        Package to install for it.
     random : bool
-        Whether a seed makes a difference.
+        Whether the result depends on the seed.
     keeps : bool
-        Whether what was learnt is worth a file; the nearest neighbour is its training data.
+        Whether to save the trained model. The nearest neighbour classifier is not saved: it consists of its training data.
     """
 
     title: str
@@ -52,7 +52,7 @@ class Learner:
     keeps: bool = True
 
     def obstacle(self) -> str | None:
-        """Say why it cannot be trained here, if so."""
+        """Return why it cannot be trained on this machine, or None."""
         if self.needs is None or _installed(self.needs):
             return None
         return f"{self.package} is not installed here; make .venv-bench/.bench installs it"
@@ -61,19 +61,19 @@ class Learner:
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it would be in
+    except ModuleNotFoundError:  # raised if the parent package is missing
         return False
 
 
 def _logistic(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device: str, folder: Path | None) -> Baseline:
-    """Fit multinomial logistic regression: scores are linear, so the pairwise radius is the distance to a boundary."""
+    """Fit multinomial logistic regression: scores are linear, so the pairwise radius is the distance to the boundary."""
     import warnings
 
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the recipe says how many steps are enough
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the recipe limits the number of steps
         model = LogisticRegression(**recipe).fit(X, y)
     return SortNetwork([torch.from_numpy(model.coef_)], [torch.from_numpy(model.intercept_)])
 
@@ -83,7 +83,7 @@ def _nearest(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device: s
 
 
 def _prototypes(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device: str, folder: Path | None) -> Baseline:
-    """Train prototypes that maximise their own certificate up to a margin (Voracek and Hein, 2022), from random samples."""
+    """Train prototypes, initialised at random samples, to maximise their radius up to a margin (Voracek and Hein, 2022)."""
     options = dict(recipe)
     per_class, margin, paired = options.pop("per_class"), options.pop("margin"), options.pop("paired")
     rng = np.random.default_rng(seed)
@@ -99,7 +99,7 @@ def _prototypes(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device
 
 @final
 class _Prototypes(nn.Module):
-    """The bisector certificate of float32 prototypes, differentiable; of the right class only the likeliest are looked at."""
+    """Differentiable bisector certificate of float32 prototypes; only the best candidates of the true class are evaluated."""
 
     def __init__(self, points: Tensor, labels: Tensor, margin: float, paired: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class _Prototypes(nn.Module):
         self.margin, self.paired = margin, paired
 
     def loss(self, x: Tensor, label: Tensor) -> Tensor:
-        """Return how much is missing to the margin, on average; a wrong label counts as a negative radius."""
+        """Return the mean hinge loss, margin minus radius; a misclassified sample has a negative radius."""
         own, other = self._decisive(x, label)
         lead = (x - self.points[other]).square().sum(-1) - (x - self.points[own]).square().sum(-1)
         radius = lead / (2 * (self.points[own] - self.points[other]).norm(dim=-1).clamp(min=1e-12))
@@ -116,27 +116,27 @@ class _Prototypes(nn.Module):
 
     @torch.no_grad()
     def _decisive(self, x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, for each sample, the prototype of its class that certifies most and the one of another that limits it."""
+        """Return, for each sample, the prototype of its class with the largest radius and the other prototype limiting it."""
         points = self.points
         sizes = points.square().sum(-1)
-        squares = sizes - 2 * (x @ points.mT)  # up to |x|^2
+        squares = sizes - 2 * (x @ points.mT)  # squared distances minus |x|^2
         apart = (sizes[:, None] + sizes - 2 * (points @ points.mT)).clamp(min=1e-12).sqrt()
         same = self.labels == label[:, None]
         outside = squares.masked_fill(same, math.inf)
         least, nearest = outside.min(1)
-        # a bound from above on what each prototype can certify: its bisector with the nearest of the others
+        # upper bound on the radius of each prototype: its bisector with the nearest prototype of another class
         hope = ((least[:, None] - squares) / apart[:, nearest].mT).masked_fill(~same, -math.inf)
         own = hope.topk(min(self.paired, hope.shape[1]), dim=1).indices  # (n, paired)
         lead = outside[:, None] - squares.gather(1, own)[..., None]  # (n, paired, m)
         radius, other = (lead / apart[own]).masked_fill(same[:, None], math.inf).min(-1)
-        # fewer of a class than are paired: the rest are others, and do not count
+        # if the class has fewer than ``paired`` prototypes, the rest belong to other classes and are ignored
         radius = radius.masked_fill(~same.gather(1, own), -math.inf)
         best = radius.argmax(1, keepdim=True)
         return own.gather(1, best)[:, 0], other.gather(1, best)[:, 0]
 
 
 def _torchlip(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device: str, folder: Path | None) -> Baseline:
-    """Train an MLP of deel-torchlip: spectral norms one by Bjorck's iteration, GroupSort2, outputs of norm one each."""
+    """Train an MLP of deel-torchlip: unit spectral norms by Bjorck's iteration, GroupSort2, output weights of norm one each."""
     from deel import torchlip
 
     options = dict(recipe)
@@ -182,7 +182,7 @@ def _chain(X: Array, y: Array, hidden: tuple[int, ...], layer: Any, sort: Any, l
 def _fitted(
     model: nn.Module, loss: Any, X: Array, y: Array, plan: Plan, seed: int, device: str, folder: Path | None, sort: str
 ) -> Baseline:
-    """Train, then export the weights as they are used: what certificates speak of."""
+    """Train, then export the effective weights, which the certificates are about."""
     train(model, loss, torch.from_numpy(X).to(device), torch.from_numpy(y).to(device), plan, seed, folder)
     linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
     with torch.no_grad():
@@ -196,4 +196,4 @@ LEARNERS: dict[str, Learner] = {
     "torchlip": Learner("deel-torchlip MLP", _torchlip, "deel.torchlip", "deel-torchlip"),
     "orthogonium": Learner("orthogonium MLP", _orthogonium, "orthogonium", "orthogonium"),
 }
-"""By the name that recipes and rows have."""
+"""Learners by the name used in recipes and rows."""

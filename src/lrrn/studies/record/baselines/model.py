@@ -1,4 +1,4 @@
-"""What a baseline is once it has learnt, and files for it."""
+"""Type of a trained baseline, and its file format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lrrn.studies.record.baselines.prototypes import NearestPrototypes
 from lrrn.studies.record.baselines.sorting import SortNetwork
 
 Baseline = NearestPrototypes | SortNetwork
-"""A module from float64 inputs to scores, with ``methods`` of proven radii."""
+"""A module from float64 inputs to scores, with ``methods`` of certified radii."""
 KINDS: tuple[type[Baseline], ...] = (NearestPrototypes, SortNetwork)
 FILE = "baseline"
 

@@ -1,10 +1,11 @@
-"""Nearest prototypes: the label of the nearest of some points, which may be all training samples.
+"""Nearest-prototype classifier: predicts the label of the nearest prototype. All training samples may be prototypes.
 
-What is proven: x + u is nearer to w_i than to w_j as long as |u| < (|x - w_j|^2 - |x - w_i|^2) / (2 |w_i - w_j|), the distance
-to the bisecting hyperplane. If w_i has the predicted label and this holds for every w_j of another label, the label stands:
-*some* prototype of its class beats all others, whichever is nearest then. So the radius is the best over w_i of the least over
-w_j ("bisector"), of some w_i at least. The triangle inequality makes (d_j - d_i) / 2 a lower bound on each term: with the
-nearest of either kind that is the "margin". Rounding is taken off throughout.
+The certificate: x + u is nearer to w_i than to w_j as long as |u| < (|x - w_j|^2 - |x - w_i|^2) / (2 |w_i - w_j|), the distance
+to the bisecting hyperplane. If w_i has the predicted label and this holds for every w_j of another label, the label does not
+change: *some* prototype of its class is nearer than all others, whichever is the nearest then. So the "bisector" radius is the
+maximum over w_i of the minimum over w_j; only some of the w_i are tried. By the triangle inequality, (d_j - d_i) / 2 is a lower
+bound on each term. With the nearest prototypes of both kinds it is the "margin" radius. Rounding errors are subtracted
+throughout.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from lrrn.linalg import verified
 
 BLOCK_NUMBERS = 2**24
-"""Numbers held at once in the largest array."""
+"""Largest number of entries of an array in memory."""
 OWN = 8
-"""How many prototypes of the predicted label are tried."""
+"""Number of prototypes of the predicted label that are tried."""
 
 
 @final
@@ -31,7 +32,7 @@ class NearestPrototypes(nn.Module):
     ----------
     prototypes : Tensor of shape (m, d)
     labels : int64 Tensor of shape (m,)
-        Class numbers; every class up to the largest needs a prototype.
+        Class indices; every class up to the largest needs a prototype.
     """
 
     kind: ClassVar[str] = "nearest prototypes"
@@ -50,14 +51,14 @@ class NearestPrototypes(nn.Module):
 
     @property
     def n_parameters(self) -> int:
-        """How many numbers it keeps."""
+        """Number of stored parameters."""
         return self.points.numel()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return minus the squared distance to the nearest prototype of each class, of shape (n, n_classes)."""
         with torch.no_grad():
             nearest = torch.cat([self._nearest(part) for part in x.split(max(1, BLOCK_NUMBERS // len(self.points)))])
-        # the distances that count are computed from differences, so that gradients flow and nothing cancels
+        # the final distances are computed from differences, to be differentiable and to avoid cancellation
         return -(x[:, None] - self.points[nearest]).square().sum(-1)
 
     def _nearest(self, x: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ class NearestPrototypes(nn.Module):
         return 8 * (x.shape[1] + 8) * verified.EPS * reach.square()
 
     def radii(self, x: Tensor, method: str = "bisector") -> Tensor:
-        """Return proven radii.
+        """Return certified radii.
 
         Parameters
         ----------
@@ -101,21 +102,22 @@ class NearestPrototypes(nn.Module):
     def _bisectors(self, x: Tensor) -> Tensor:
         own, others, same, doubt, later = self._split(x)
         least, rival = others.min(1)
-        # the bisector with the nearest rival bounds from above what a prototype can do for the label: try the best by that
+        # the bisector with the nearest rival is an upper bound on a prototype's radius: try those with the largest bound
         hope = (least[:, None] - own) / self._apart(self.points[rival])
         chosen = hope.topk(min(OWN, hope.shape[1]), dim=1).indices
         lead = others[:, None] - own.gather(1, chosen)[..., None] - (2 * doubt + later)[:, None, None]  # (n, chosen, m)
         apart = self._apart(self.points[chosen].flatten(0, 1)).reshape(lead.shape)
         radii = (lead / (2 * apart)).amin(-1)
-        # a class with fewer prototypes than are tried has others among the chosen, which say nothing
+        # if the class has fewer prototypes than are tried, the rest belong to other classes and are ignored
         return radii.masked_fill(~same.gather(1, chosen), 0.0).amax(-1)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return squared distances to prototypes of the label and to the others, infinite where they do not apply.
 
-        Also: which is which, a bound on the rounding of the squares, and one on what rounding can do at x + u. There squares
-        are at most four times as uncertain, the radius being at most |x| + |w|, and a label is computed from two of them, each
-        of which may be another prototype's that is as near within that.
+        Also returns a mask of the prototypes of the label, a bound on the rounding error of the squares, and a bound on the
+        effect of rounding at x + u. There the errors of squares are at most four times as large, since the radius is at most
+        |x| + |w|. A label is computed from two squares, and each may belong to another prototype at the same distance within
+        that error.
         """
         squares, doubt = self._squares(x), self._doubt(x)
         same = self.labels == self(x).argmax(-1)[:, None]
@@ -128,12 +130,12 @@ class NearestPrototypes(nn.Module):
         return ((sizes - 2 * (points @ self.points.mT)).clamp(min=0.0) + error).sqrt() * (1 + 1e-12)
 
     def header(self) -> dict[str, Any]:
-        """Return what a file must know besides the tensors: nothing."""
+        """Return the metadata that a file stores besides the tensors: none."""
         return {}
 
     @classmethod
     def restored(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> NearestPrototypes:
-        """Make the classifier from what a file holds."""
+        """Create the classifier from the contents of a file."""
         return cls(tensors["points"], tensors["labels"])
 
 

@@ -1,10 +1,10 @@
-"""Dense networks that sort: what 1-Lipschitz libraries train, as plain weights; without hidden layers, linear classifiers.
+"""Dense networks with sorting activations, as exported from 1-Lipschitz libraries; without hidden layers, linear classifiers.
 
-What is proven, for the network of the exported weights computed in float64: sorting a group of numbers is 1-Lipschitz, so the
-features the last layer reads have at most the product of the hidden weights' spectral norms for a constant, and y_i - y_j at
-most |w_i - w_j| times that. The norms are not those a power iteration promised while training: they are computed from all
-singular values and proven by a verified factorisation. The rounding of the scores, at x and at the perturbed input, is taken
-off. Nothing is said of the float32 network that was trained.
+The certificate is about the network of the exported weights, computed in float64. Sorting a group of numbers is 1-Lipschitz.
+So the Lipschitz constant of the last layer's input is at most the product of the hidden weights' spectral norms, and that of
+y_i - y_j is at most |w_i - w_j| times this product. The norms are not estimates of a power iteration during training: they are
+computed from all singular values and proven by a verified factorisation. The rounding error of the scores, at x and at the
+perturbed input, is subtracted. The certificate does not cover the float32 network that was trained.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SORTS: dict[str, Callable[[Tensor], Tensor]] = {
     "max_min": _max_min,
     "full_sort": lambda x: x.sort(-1).values,
 }
-"""By name: pairs of neighbours (torchlip's GroupSort2), pairs half a layer apart (orthogonium's MaxMin), whole layers."""
+"""Sorting activations by name: adjacent pairs (torchlip's GroupSort2), pairs half a layer apart (orthogonium's MaxMin), all."""
 
 
 @final
@@ -47,7 +47,7 @@ class SortNetwork(nn.Module):
     Parameters
     ----------
     weights, biases : sequences of Tensor
-        Of shapes (d_{k+1}, d_k) and (d_{k+1},).
+        Weights of shape (d_{k+1}, d_k) and biases of shape (d_{k+1},).
     sort : {"group_sort", "max_min", "full_sort"}, default="group_sort"
     """
 
@@ -69,7 +69,7 @@ class SortNetwork(nn.Module):
 
     @property
     def n_parameters(self) -> int:
-        """How many numbers it has learnt."""
+        """Number of learnt parameters."""
         return sum(t.numel() for t in self.parameters())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class SortNetwork(nn.Module):
         return nn.functional.linear(x, self.weights[-1], self.biases[-1])
 
     def radii(self, x: Tensor, method: str = "pairwise") -> Tensor:
-        """Return proven radii: min_j (y_i - y_j - rounding) / (|w_i - w_j| times the norms of the layers before).
+        """Return certified radii: min_j (y_i - y_j - rounding) / (|w_i - w_j| times the norms of the layers before).
 
         Parameters
         ----------
@@ -89,13 +89,13 @@ class SortNetwork(nn.Module):
         Returns
         -------
         float64 Tensor of shape (n,)
-            Without hidden layers they are the distances to the nearest boundary, up to rounding.
+            Without hidden layers, the distances to the nearest decision boundary, up to rounding.
         """
         y = self(x)
         best = y.argmax(-1)
         rho = _distances(self.weights[-1])[best] * (math.prod(self.norms[:-1]) * _UP)  # (n, n_classes)
         still, growing = self._rounding()
-        # y_i - y_j is off by sqrt(2) times the error of y at most; the error at the perturbed input grows with its size
+        # the error of y_i - y_j is at most sqrt(2) times that of y; the error at the perturbed input grows with its norm
         lead = y.gather(1, best[:, None]) - y - 2 * math.sqrt(2) * (still + growing * _norms(x))[:, None]
         radii = lead / (rho + math.sqrt(2) * growing)
         radius = radii.scatter(1, best[:, None], math.inf).amin(-1).clamp(min=0.0) * (1 - 1e-12)
@@ -103,13 +103,13 @@ class SortNetwork(nn.Module):
 
     @lazy
     def norms(self) -> tuple[float, ...]:
-        """Proven bounds on the spectral norms of the layers; the weights of an exported network stay as they are."""
+        """Proven upper bounds on the spectral norms of the layers, computed once: the weights never change."""
         return tuple(proven_norm(w) for w in self.weights)
 
     def _rounding(self) -> tuple[float, float]:
         """Return a and b such that the computed scores are within a + b |x| of the exact ones, in norm.
 
-        A layer's product is off by gamma |W|_F |input| whatever the order of its sums, and carries on what was off before.
+        A layer's product has an error of at most gamma |W|_F |input| in any summation order, plus the propagated earlier error.
         """
         size, error = (0.0, 1.0), (0.0, 0.0)  # both affine in |x|
         for w, b, norm in zip(self.weights, self.biases, self.norms, strict=True):
@@ -121,21 +121,21 @@ class SortNetwork(nn.Module):
         return error
 
     def header(self) -> dict[str, str]:
-        """Return what a file must know besides the tensors."""
+        """Return the metadata that a file stores besides the tensors."""
         return {"sort": self.sort}
 
     @classmethod
     def restored(cls, tensors: dict[str, Tensor], header: dict[str, str]) -> SortNetwork:
-        """Make the network from what a file holds."""
+        """Create the network from the contents of a file."""
         n = sum(name.startswith("weights.") for name in tensors)
         return cls([tensors[f"weights.{k}"] for k in range(n)], [tensors[f"biases.{k}"] for k in range(n)], header["sort"])
 
 
 def proven_norm(w: Tensor) -> float:
-    """Return a proven upper bound on the largest singular value, tight to some nine digits.
+    """Return a proven upper bound on the largest singular value, tight to about nine digits.
 
-    ``verified.spectral_norm`` guesses large norms from a subspace and adds a percent; a product of layers that were trained
-     to norm one deserves all singular values.
+    ``verified.spectral_norm`` estimates large norms from a subspace and adds a percent. That is too loose for a product of
+    layers trained to norm one, so this function computes all singular values.
     """
     w = w.detach().to(torch.float64)
     thin = w if len(w) <= w.shape[1] else w.mT
@@ -152,5 +152,5 @@ def _norms(x: Tensor) -> Tensor:
 
 
 def _distances(w: Tensor) -> Tensor:
-    # the fast way by inner products cancels
+    # the faster formula with inner products suffers from cancellation
     return torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") * _UP

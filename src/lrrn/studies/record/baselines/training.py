@@ -1,4 +1,4 @@
-"""The plain loop that baselines learn by: any module, any loss, mini-batches; it can be interrupted and continued."""
+"""Training loop of the baselines, for any module and loss, with mini-batches; it can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from lrrn.runtime import storage
 from lrrn.runtime.storage import write_bytes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From a batch and its class numbers to the mean loss."""
+"""Maps a batch and its class indices to the mean loss."""
 
 
 @final
 @dataclass(frozen=True)
 class Plan:
-    """How to learn.
+    """Hyper-parameters of training.
 
     Attributes
     ----------
@@ -33,12 +33,12 @@ class Plan:
     learning_rate : float
     optimizer : {"adam", "nesterov"}
     momentum : float
-        Of Nesterov's method.
+        Momentum of Nesterov's method.
     schedule : {None, "cosine", "one_cycle"}
     decay : float
-        What the learning rate is multiplied by after each epoch, besides the schedule.
+        Factor applied to the learning rate after each epoch, in addition to the schedule.
     shift_share : float
-        Share of the images that are moved by one pixel, up, down, left or right, whenever they are seen.
+        Share of the images in each batch that are shifted by one pixel, up, down, left or right.
     """
 
     epochs: int
@@ -68,20 +68,20 @@ def train(model: nn.Module, loss: Loss, x: Tensor, label: Tensor, plan: Plan, se
     ----------
     model : nn.Module
     loss : callable
-        Of a batch and its labels; it is the one to call the module.
+        Function of a batch and its labels; it calls the module itself.
     x : Tensor of shape (n, d)
         On the module's device.
     label : int64 Tensor of shape (n,)
     plan : Plan
     seed : int
-        Of the order of the samples and of the shifts; the same seed gives the same batches wherever the run was interrupted.
+        Seed of the sample order and of the shifts. The same seed gives the same batches, also after an interruption.
     folder : Path, optional
-        For the checkpoint after each epoch and one line a finished epoch.
+        Folder for the checkpoint after each epoch and for the log, which has one line per finished epoch.
 
     Returns
     -------
     float
-        Seconds that all epochs took, those before an interruption included.
+        Seconds of all epochs, including those before an interruption.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer: torch.optim.Optimizer
@@ -128,7 +128,7 @@ def _epoch(loss: Loss, optimizer: torch.optim.Optimizer, x: Tensor, label: Tenso
 
 
 def shifted(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Move a share of square images by one pixel, each in one of four directions; what comes in at the edge is black."""
+    """Shift a share of square images by one pixel, each in one of four directions; new pixels at the edge are black."""
     if share == 0:
         return x
     side = math.isqrt(x.shape[1])
@@ -146,7 +146,7 @@ def shifted(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
 
 
 def seeded(make: Callable[[], Any], seed: int) -> Any:
-    """Call what draws from torch's global generator, with a seed, and leave that generator as it was."""
+    """Call a function with torch's global generator seeded, then restore the generator's state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
