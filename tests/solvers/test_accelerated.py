@@ -11,6 +11,7 @@ from lrrn.solvers import accelerated, half_precision, solve
 from lrrn.solvers.base import recompute
 from lrrn.solvers.half_precision import fits_in_rows, fits_on_chip, largest_by_squaring
 from oracles import random_input, random_network
+from tolerances import rounding, two_solves
 
 
 @pytest.mark.parametrize("n", [1, 3, 40])
@@ -224,7 +225,12 @@ def test_the_kernel_leaves_what_is_not_finite_alone(on_chip, most_on_chip, monke
     found, clean = (solve(p, solver="accelerated") for p in (bad, qp))
     others = [0, 1, 3, 4]
     assert not bool(found.converged[2]) and found.converged[others].all()
-    assert torch.equal(found.z[others], clean.z[others]) and found.z.isfinite().all()
+    # the solves that are left to advance together differ, and with them the rounding of products over their rows
+    smallest = float(torch.linalg.eigvalsh(qp.hessian.to(torch.float64).dense())[0])
+    noise = rounding(qp.hessian.frobenius() * float(clean.z.norm()) + float(qp.q.norm()), qp.dim, torch.float32)
+    residuals = ((solution.residual[others] + noise).cpu() for solution in (found, clean))
+    apart = torch.linalg.vector_norm((found.z - clean.z)[others].double(), dim=1).cpu()
+    assert (apart.numpy() <= two_solves(*residuals, smallest)).all() and found.z.isfinite().all()
 
 
 @pytest.mark.filterwarnings("ignore:(invalid value|All-NaN)")  # NumPy's, where Triton interprets
