@@ -18,6 +18,7 @@ from lrrn.cli import app
 from lrrn.estimators import LRRNClassifier
 from lrrn.runtime import ranks
 from lrrn.runtime.ranks import RankLostError, Ranks, joined
+from tolerances import rounding
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -56,7 +57,12 @@ def test_parts_cover_everything_once(two):
 def test_two_ranks_compute_the_gradient_of_one(two, objective, dtype, n):
     one, both = worker.gradient(objective, dtype, n), two[1][f"{objective} {dtype} {n}"]
     assert float(one.norm()) > 0
-    assert float((both - one).norm() / one.norm()) <= (1e-6 if dtype == "float32" else 1e-14)
+    allowed = float(one.norm()) * (1e-6 if dtype == "float32" else 1e-14)
+    if objective in ("Contrastive", "SemiSupervised"):
+        # a small difference of two phases: products over other numbers of rows round each phase at its own size
+        one_phase = float(worker.gradient("FreeEnergy", dtype, n).norm())
+        allowed = max(allowed, rounding(one_phase, 1, worker.DTYPES[dtype]))
+    assert float((both - one).norm()) <= allowed
 
 
 @pytest.mark.parametrize("name", worker.RUNS)
