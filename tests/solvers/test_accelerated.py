@@ -215,6 +215,18 @@ def test_rows_are_judged_as_by_torch(in_rows, dtype, linear):
     assert torch.equal(residual.isfinite(), expected.isfinite())
 
 
+def test_steps_of_a_device_are_those_of_the_compiled_pass():
+    qp = problem((9, 20, 17, 4), 6, torch.float64, "cpu", output_constraint="box")
+    found = []
+    for take in (accelerated._Momentum._compiled, accelerated._Momentum._on_device):
+        stepper, z = accelerated._Momentum(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
+        ahead = take(stepper, qp, z, z.clone(), 40)
+        found.append((z, ahead, stepper._t))
+    for compiled, plain in zip(*found, strict=True):
+        torch.testing.assert_close(plain, compiled, rtol=1e-9, atol=1e-9)
+    assert bool((found[0][0] != 0).any()) and float(found[0][2].max()) > 2
+
+
 @pytest.mark.parametrize("most_on_chip", [256, 0])
 def test_the_kernel_leaves_what_is_not_finite_alone(on_chip, most_on_chip, monkeypatch):
     monkeypatch.setattr(half_precision, "ON_CHIP", most_on_chip)

@@ -1,7 +1,8 @@
 """scikit-learn estimators: classifier, regressor, energy model."""
 
+from lrrn.estimators.certificate import RegressionCertificate, SampleCertificate
 from lrrn.estimators.classifier import LRRNClassifier
 from lrrn.estimators.energy_model import LRRNEnergyModel
 from lrrn.estimators.regressor import LRRNRegressor
 
-__all__ = ["LRRNClassifier", "LRRNEnergyModel", "LRRNRegressor"]
+__all__ = ["LRRNClassifier", "LRRNEnergyModel", "LRRNRegressor", "RegressionCertificate", "SampleCertificate"]

@@ -1,5 +1,6 @@
 """The network as a torch module: predictions, energies, implicit gradients."""
 
 from lrrn.network.module import BUDGET, LRRN
+from lrrn.network.policy import SolvePolicy
 
-__all__ = ["BUDGET", "LRRN"]
+__all__ = ["BUDGET", "LRRN", "SolvePolicy"]
