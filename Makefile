@@ -93,7 +93,7 @@ mutate: .venv/.test
 docs: .venv-docs/.docs .venv/.test
 	rm -rf docs/_build docs/api docs/pictures
 	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
-	.venv/bin/python -m pytest -q tests/repository/test_docs.py
+	.venv/bin/python -m pytest -q -n 2 --dist worksteal tests/repository/test_docs.py
 
 bench: .venv-bench/.bench .venv-pcx/.pcx
 	mkdir -p out
@@ -102,8 +102,9 @@ bench: .venv-bench/.bench .venv-pcx/.pcx
 # the GPU's kernels, interpreted: slow, so on the solver's own tests only; and compiled, for which no GPU is needed
 interpret: .venv/.test
 	.venv/$(PIP) --no-deps triton
-	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/solvers/test_accelerated.py tests/solvers/test_solver_contract.py \
-		tests/learning/test_triton_step.py tests/learning/test_flat_adam.py tests/learning/test_clock.py \
+	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q -n 2 --dist worksteal \
+		tests/solvers/test_accelerated.py tests/solvers/test_solver_contract.py tests/learning/test_triton_step.py \
+		tests/learning/test_flat_adam.py tests/learning/test_clock.py \
 		-k "accelerated or triton or kernel or adam or clock"
 	TRITON_DEFAULT_FP_FUSION=1 .venv/bin/python scripts/gates/compile_kernels.py
 

@@ -53,6 +53,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"plot_",
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
+    "parallel": 2,
     "download_all_examples": False,
     "show_signature": False,
     "show_memory": False,

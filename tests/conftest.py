@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,23 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 )
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the counts of a worker of pytest-xdist to the main process."""
+    from doc_pages import ran
+
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["ran"] = ran
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add the counts of a worker of pytest-xdist to those of the main process."""
+    from doc_pages import ran
+
+    for what, n in getattr(node, "workeroutput", {}).get("ran", {}).items():
+        ran[what] += n
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,10 +8,14 @@ and register spills are printed: a kernel that spills runs, but slowly.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import torch
@@ -136,25 +140,40 @@ def solver(units: int, batch: int, dtype: torch.dtype) -> None:
             stepper.check(problem, z)
 
 
-def main() -> int:
-    """Compile all kernels, print their resources, and return 1 if any failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--capability", type=int, default=90, help="compute capability to compile for, such as 90 for Hopper")
-    compiled = Compiled(parser.parse_args().capability)
-    driver.set_active(NoDevice(parser.parse_args().capability))
+def compile_case(case: tuple[Any, ...], capability: int) -> tuple[str, int, int]:
+    """Compile the kernels of a training step or of a solve; return their resources, their number, and how many failed."""
+    compiled = Compiled(capability)
+    driver.set_active(NoDevice(capability))
     JITFunction.__getitem__ = lambda function, grid: compiled.launch(function, grid)
     for module in (half_precision, triton, flat_adam, clock):
         module.has_kernels = lambda t: True
     accelerated.fits_on_chip, accelerated.fits_in_rows = half_precision.fits_on_chip, half_precision.fits_in_rows
-    for sizes, batch in NETWORKS:
-        for objective in (Contrastive(), FreeEnergy()):
-            print(f"== {'-'.join(map(str, sizes))}, batch {batch}, {type(objective).__name__}", flush=True)
-            step(sizes, batch, objective)
-    for units, batch, dtype in SOLVES:
-        print(f"== {units} units, batch {batch}, {str(dtype).removeprefix('torch.')}", flush=True)
-        solver(units, batch, dtype)
-    print(f"{compiled.count} kernels, {len(compiled.failed)} failed")
-    return 1 if compiled.failed or not compiled.count else 0
+    with redirect_stdout(StringIO()) as text:
+        if case in SOLVES:
+            units, batch, dtype = case
+            print(f"== {units} units, batch {batch}, {str(dtype).removeprefix('torch.')}")
+            solver(units, batch, dtype)
+        else:
+            sizes, batch, objective = case
+            print(f"== {'-'.join(map(str, sizes))}, batch {batch}, {objective.__name__}")
+            step(sizes, batch, objective())
+    return text.getvalue(), compiled.count, len(compiled.failed)
+
+
+def main() -> int:
+    """Compile all kernels, print their resources, and return 1 if any failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capability", type=int, default=90, help="compute capability to compile for, such as 90 for Hopper")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many networks and solves at once")
+    options = parser.parse_args()
+    cases = [(*network, objective) for network in NETWORKS for objective in (Contrastive, FreeEnergy)] + SOLVES
+    count = failed = 0
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for text, kernels, failures in pool.map(compile_case, cases, [options.capability] * len(cases)):
+            print(text, end="", flush=True)
+            count, failed = count + kernels, failed + failures
+    print(f"{count} kernels, {failed} failed")
+    return 1 if failed or not count else 0
 
 
 if __name__ == "__main__":
