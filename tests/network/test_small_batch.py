@@ -202,8 +202,9 @@ def test_a_residual_above_the_tolerance_is_not_converged():
 def test_who_is_asked():
     net, x = network("paper"), torch.zeros(4, 12, dtype=torch.float64)
     energy = net.energy_now()
-    assert fit(net.policy, energy, x).tolerances == Tolerances(1e-6, 1e-13)
-    assert fit(SolvePolicy(tol=1e-4), energy, x).tolerances == Tolerances(1e-4, 1e-4)
+    assert fit(net.policy, energy, x) is fit(SolvePolicy(tol=1e-4), energy, x) is structure_of(energy)
+    assert net.policy.tolerances(x.dtype) == Tolerances(1e-6, 1e-13)
+    assert SolvePolicy(tol=1e-4).tolerances(x.dtype) == Tolerances(1e-4, 1e-4)
     assert not fit(net.policy, energy, x[:0]) and not fit(net.policy, energy, torch.zeros(2**15, 12, dtype=torch.float64))
     wide = LRRN((12, 400, 3), dtype=torch.float64).energy_now()
     assert not fit(net.policy, wide, x)  # the general way works on corrections in float32

@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 from lrrn.energy import LiftedEnergy
 from lrrn.energy.derivatives import slope_gradients
 from lrrn.network.policy import SolvePolicy
-from lrrn.network.small_batch import Fit, SmallBatch, fit
+from lrrn.network.small_batch import SmallBatch, Structure, fit
 from lrrn.qp import row_norms
 
 FORWARD, ADJOINT = "forward pass", "adjoint"
@@ -56,8 +56,8 @@ def minimiser(
     -------
     Tensor of shape (n, dim)
     """
-    fitting = fit(policy, energy_of(parameters) if energy is None else energy, x)
-    return _Minimiser.apply(_Way(energy_of, policy, fitting, False), energy, start, x, *parameters)
+    structure = fit(policy, energy_of(parameters) if energy is None else energy, x)
+    return _Minimiser.apply(_Way(energy_of, policy, structure, False), energy, start, x, *parameters)
 
 
 def prediction(energy_of: EnergyOf, policy: SolvePolicy, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
@@ -66,9 +66,10 @@ def prediction(energy_of: EnergyOf, policy: SolvePolicy, x: Tensor, parameters: 
     The compiled passes for small batches compute the output themselves: a separate read-out would add a third to their time.
     """
     energy = energy_of(parameters)
-    fitting = fit(policy, energy, x)
-    z_or_output: Tensor = _Minimiser.apply(_Way(energy_of, policy, fitting, fitting is not None), None, None, x, *parameters)
-    return z_or_output if fitting is not None else energy.output(x, z_or_output)
+    structure = fit(policy, energy, x)
+    compiled = structure is not None
+    z_or_output: Tensor = _Minimiser.apply(_Way(energy_of, policy, structure, compiled), None, None, x, *parameters)
+    return z_or_output if compiled else energy.output(x, z_or_output)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -83,7 +84,7 @@ class _Way(NamedTuple):
 
     energy_of: EnergyOf
     policy: SolvePolicy
-    fitting: Fit | None
+    structure: Structure | None
     reads_out: bool
 
 
@@ -96,8 +97,8 @@ class _Minimiser(torch.autograd.Function):
         ctx: Any, way: _Way, energy: LiftedEnergy | None, start: Tensor | None, x: Tensor, *parameters: Tensor
     ) -> Tensor:
         ctx.way, ctx.small, ctx.energy = way, None, energy
-        if way.fitting is not None:
-            small = SmallBatch(way.fitting.structure, parameters, x, way.fitting.tolerances)
+        if way.structure is not None:
+            small = SmallBatch(way.structure, parameters, x, way.policy.tolerances(x.dtype))
             found = small.minimise(start, way.reads_out)
             start = found.solution.z
             if found.converged:

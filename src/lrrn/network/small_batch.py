@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch._utils import _flatten_dense_tensors
 
 from lrrn.energy import LiftedEnergy
 from lrrn.energy.constraints import Interval, bounds
+from lrrn.kernels.cpu.arguments import Network, Phase
 from lrrn.linalg import blocks
 from lrrn.network.policy import SolvePolicy, Tolerances
 from lrrn.qp import QPSolution
@@ -75,14 +76,16 @@ class SmallBatch:
 
     def __init__(self, structure: Structure, parameters: Sequence[Tensor], x: Tensor, tolerances: Tolerances) -> None:
         self.tolerances, self._parameters, self._structure = tolerances, parameters, structure
-        self._flat, self._x = _flatten_dense_tensors(parameters).detach().numpy(), x.detach().contiguous().numpy()
-        _, _, units, length = self._structure.plan
-        wide = self._flat.dtype == np.float64
-        self._hessian = (
-            np.zeros(length, self._flat.dtype), np.zeros(units, self._flat.dtype),
-            np.empty(length if wide else 0, np.float32), np.empty(units if wide else 0, np.float32),
+        flat, self._x = _flatten_dense_tensors(parameters).detach().numpy(), x.detach().contiguous().numpy()
+        layout, place, units, length = structure.plan
+        lo, hi, wide = structure.lo.numpy(), structure.hi.numpy(), flat.dtype == np.float64
+        panels, inverse = (np.empty(size if wide else 0, np.float32) for size in (length, units))
+        self._fixed = (
+            Network(flat, *structure.layers), structure.n_free,
+            Phase(np.zeros(length, flat.dtype), layout, np.zeros(units, flat.dtype), place, lo, hi),
+            Phase(panels, layout, inverse, place, lo, hi),
         )  # fmt: skip
-        self._z = np.zeros((len(x), structure.lo.shape[1]), self._flat.dtype)
+        self._z = np.zeros((len(x), lo.shape[1]), flat.dtype)
 
     def minimise(self, start: Tensor | None, with_output: bool = False) -> Minimum:
         """Solve the free phase, with an optional warm start of shape (n, dim)."""
@@ -98,9 +101,17 @@ class SmallBatch:
             gram(w, square)
         report, output = _Report(self._z), np.empty((len(z) if with_output else 0, structure.outputs), self._z.dtype)
         converged = forward(
-            self._flat, *structure.layers, *structure.free, square.numpy(), self._x, tolerances.aim, tolerances.limit, SWEEPS,
-            cold, *self._hessian, self._z, output, *report.arrays,
-        )  # fmt: skip
+            *self._fixed,
+            square.numpy(),
+            self._x,
+            tolerances.aim,
+            tolerances.limit,
+            SWEEPS,
+            cold,
+            self._z,
+            output,
+            *report.arrays,
+        )
         return Minimum(report.solution(z, converged), report.scale, converged, torch.from_numpy(output))
 
     def adjoint(self, given: Tensor, with_x: bool, of_output: bool = False) -> Adjoint | None:
@@ -117,14 +128,13 @@ class SmallBatch:
         """
         from lrrn.kernels.cpu.small_batch import backward
 
-        structure, tolerances, n = self._structure, self.tolerances, len(self._x)
-        w = np.zeros_like(self._z)
+        tolerances, w = self.tolerances, np.zeros_like(self._z)
         report = _Report(w)
-        d_x = np.empty((n if with_x else 0, self._x.shape[1]), w.dtype)
-        out = np.empty_like(self._flat)
+        d_x = np.empty((len(w) if with_x else 0, self._x.shape[1]), w.dtype)
+        out = np.empty_like(self._fixed[0].flat)
         done = backward(
-            self._flat, *structure.layers, *structure.free, self._x, tolerances.aim, tolerances.limit, SWEEPS,
-            *self._hessian, self._z, given.contiguous().numpy(), of_output, *report.arrays, w, d_x, out,
+            *self._fixed, self._x, tolerances.aim, tolerances.limit, SWEEPS,
+            self._z, given.contiguous().numpy(), of_output, *report.arrays, w, d_x, out,
         )  # fmt: skip
         if not done:
             return None
@@ -137,16 +147,8 @@ class SmallBatch:
         return Adjoint(solution, report.scale, derivatives, torch.from_numpy(d_x) if with_x else None)
 
 
-@final
-class Fit(NamedTuple):
-    """Arguments of the compiled passes for small batches."""
-
-    structure: Structure
-    tolerances: Tolerances
-
-
-def fit(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor) -> Fit | None:
-    """Return the arguments of the compiled passes, or None if they do not apply to this batch.
+def fit(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor) -> Structure | None:
+    """Return the structure of the network for the compiled passes, or None if they do not apply to this batch.
 
     The batch must be on the CPU, not empty, and too small for a second thread. BLAS must be limited to one thread. The policy
     must allow coordinate descent.
@@ -164,8 +166,7 @@ def fit(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor) -> Fit | None:
         return None
     structure = structure_of(energy)
     total = structure.plan[3]
-    fits = total < SINGLE_FROM and x.shape[0] * total < THREAD_WORK
-    return Fit(structure, policy.tolerances(x.dtype)) if fits else None
+    return structure if total < SINGLE_FROM and x.shape[0] * total < THREAD_WORK else None
 
 
 def gram(w: Tensor, out: Tensor) -> None:
@@ -203,13 +204,13 @@ class Structure:
     Attributes
     ----------
     layers : tuple of ndarray
-        ``w_at``, ``b_at``, ``c_at``, ``sizes``, ``a``, ``ab`` and ``both``, as documented in :mod:`lrrn.kernels.cpu.energy`.
-    free : tuple
-        Number of layers that are unknowns of the free phase, its panel plan, and the bounds, each of shape (1, dim).
+        All fields of :class:`~lrrn.kernels.cpu.arguments.Network` but the parameters.
+    n_free : int
+        Number of layers that are unknowns of the free phase.
     plan : tuple
-        The panel plan.
+        The panel plan of the free phase.
     lo, hi : Tensor of shape (1, dim)
-        The bounds.
+        Its bounds.
     from_zero : bool
         Whether zero is feasible.
     reconstructs : bool
@@ -219,8 +220,8 @@ class Structure:
     """
 
     layers: tuple[np.ndarray, ...]
-    free: tuple[Any, ...]
-    plan: Any
+    n_free: int
+    plan: tuple[np.ndarray, np.ndarray, int, int]
     lo: Tensor
     hi: Tensor
     from_zero: bool
@@ -245,7 +246,7 @@ def _structure(
     dtype: torch.dtype,
 ) -> Structure:
     n = len(sizes) - 1
-    layers = n - 1 if intervals[-1].is_free and beta[-1] == 0 else n
+    n_free = n - 1 if intervals[-1].is_free and beta[-1] == 0 else n
     lengths = [above * below for below, above in pairwise(sizes)]
     lengths += [size if there else 0 for size, there in zip(sizes[1:], has_b, strict=True)]
     lengths += [size if there else 0 for size, there in zip(sizes[:-1], has_c, strict=True)]
@@ -254,17 +255,7 @@ def _structure(
     kind = np.float64 if dtype == torch.float64 else np.float32
     discounts, betas = np.array([gamma**k for k in range(n)]), np.array(beta)
     scales = (discounts.astype(kind), (discounts * betas).astype(kind), (discounts * (1 + betas)).astype(kind))
-    lo, hi = bounds(intervals[:layers], sizes[1 : layers + 1], torch.empty(0, dtype=dtype))
-    plan = panel_plan(sizes[1 : layers + 1])
-    at = (places[i * n : (i + 1) * n].copy() for i in range(3))
-    free = (layers, plan, lo.numpy(), hi.numpy())
-    return Structure(
-        (*at, np.array(sizes, np.int64), *scales),
-        free,
-        plan,
-        lo,
-        hi,
-        all(i.lo <= 0 <= i.hi for i in intervals[:layers]),
-        beta[0] > 0,
-        sizes[-1],
-    )
+    lo, hi = bounds(intervals[:n_free], sizes[1 : n_free + 1], torch.empty(0, dtype=dtype))
+    layers = (*(places[i * n : (i + 1) * n].copy() for i in range(3)), np.array(sizes, np.int64), *scales)
+    from_zero = all(i.lo <= 0 <= i.hi for i in intervals[:n_free])
+    return Structure(layers, n_free, panel_plan(sizes[1 : n_free + 1]), lo, hi, from_zero, beta[0] > 0, sizes[-1])

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lrrn.kernels.constants import GAIN, INSIDE, LANES, SINGLE_ROUNDS, SMALLEST
+from lrrn.kernels.cpu.arguments import Phase
 from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
 from lrrn.runtime.threads import over_rows
 from lrrn.solvers.base import once_per_hessian
 
+Packed = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""The Hessian as the kernel reads it: the first four fields of :class:`~lrrn.kernels.cpu.arguments.Phase`."""
 THREAD_WORK = 2**22
 """Smallest number of multiply-adds per sweep for which a second thread saves time."""
 SINGLE_FROM = 2**17
@@ -50,17 +53,17 @@ class CoordinateDescent:
     def begin(self, qp: BoxQP, corrections: bool = True) -> _Descent:
         """Pack the Hessian into panels; without ``corrections`` every sweep is in the dtype of the problem."""
         packed = pack(qp.hessian)
-        pays = corrections and packed.panels.size >= SINGLE_FROM and qp.n_samples > LANES // 2 and qp.q.dtype == torch.float64
+        pays = corrections and packed[0].size >= SINGLE_FROM and qp.n_samples > LANES // 2 and qp.q.dtype == torch.float64
         return _Descent(packed, single(qp.hessian) if pays else None)
 
 
 @final
 class _Descent:
-    def __init__(self, packed: _Packed, single: _Packed | None) -> None:
+    def __init__(self, packed: Packed, single: Packed | None) -> None:
         self._packed, self._single = packed, single
         self._rounds = 0
         self._norms = np.zeros(0)
-        self._min_rows = max(LANES, THREAD_WORK // packed.panels.size)
+        self._min_rows = max(LANES, THREAD_WORK // packed[0].size)
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         from lrrn.kernels.cpu.coordinate_descent import descend
@@ -74,23 +77,12 @@ class _Descent:
             squared = np.maximum(INSIDE * threshold.numpy() / unit, GAIN) ** 2
         self._rounds += 1
         points, gradients, counts = z.numpy(), g.numpy(), used.numpy()
-        lo, hi = qp.lo.numpy(), qp.hi.numpy()
 
         def work(start: int, stop: int) -> None:
             rows = slice(start, stop)
-            bound_rows = rows if lo.shape[0] > 1 else slice(0, 1)
-            descend(
-                *packed,
-                LANES // 2 if stop - start <= LANES // 2 and packed.panels.dtype == np.float64 else LANES,
-                lo[bound_rows],
-                hi[bound_rows],
-                squared[rows],
-                sweeps,
-                unit[rows],
-                points[rows],
-                gradients[rows],
-                counts[rows],
-            )
+            lanes = LANES // 2 if stop - start <= LANES // 2 and packed[0].dtype == np.float64 else LANES
+            state = (points[rows], gradients[rows], counts[rows])
+            descend(_phase(packed, qp, rows), lanes, squared[rows], sweeps, unit[rows], *state)
 
         over_rows(work, qp.n_samples, self._min_rows)
         return used
@@ -101,12 +93,10 @@ class _Descent:
         g = torch.empty_like(z)
         norms = np.empty(qp.n_samples, np.float64)
         points, gradients, q = z.numpy(), g.numpy(), qp.q.contiguous().numpy()
-        lo, hi = qp.lo.numpy(), qp.hi.numpy()
 
         def work(start: int, stop: int) -> None:
             rows = slice(start, stop)
-            bound_rows = rows if lo.shape[0] > 1 else slice(0, 1)
-            residuals(*self._packed, LANES, lo[bound_rows], hi[bound_rows], q[rows], points[rows], gradients[rows], norms[rows])
+            residuals(_phase(self._packed, qp, rows), q[rows], points[rows], gradients[rows], norms[rows])
 
         over_rows(work, qp.n_samples, self._min_rows)
         self._norms = norms
@@ -116,17 +106,14 @@ class _Descent:
         self._norms = self._norms[rows.numpy()]
 
 
-class _Packed(NamedTuple):
-    """The Hessian as the kernel reads it; :func:`lrrn.kernels.cpu.coordinate_descent.descend` documents the arrays."""
-
-    panels: np.ndarray
-    layout: np.ndarray
-    inverse_diagonal: np.ndarray
-    place: np.ndarray
+def _phase(packed: Packed, qp: BoxQP, rows: slice) -> Phase:
+    """Return the problems of some rows as the kernel reads them."""
+    bound_rows = rows if len(qp.lo) > 1 else slice(None)
+    return Phase(*packed, qp.lo[bound_rows].numpy(), qp.hi[bound_rows].numpy())
 
 
 @once_per_hessian
-def pack(h: BlockTridiagonal) -> _Packed:
+def pack(h: BlockTridiagonal) -> Packed:
     """Store the Hessian in panels, with every layer padded to whole panels."""
     from lrrn.kernels.cpu.coordinate_descent import fill_panels, invert_diagonal
 
@@ -141,17 +128,17 @@ def pack(h: BlockTridiagonal) -> _Packed:
         above = sub[k] if k < len(sub) else block[:0]
         at = fill_panels(panels, at, np.ascontiguousarray(below), block, above)
         unit = invert_diagonal(inverse_diagonal, unit, block)
-    return _Packed(panels, layout, inverse_diagonal, place)
+    return panels, layout, inverse_diagonal, place
 
 
 @once_per_hessian
-def single(h: BlockTridiagonal) -> _Packed | None:
+def single(h: BlockTridiagonal) -> Packed | None:
     """Return the panels of a float64 Hessian in float32, or None if its diagonal is outside the range of float32."""
-    packed = pack(h)
-    inverse = packed.inverse_diagonal[packed.place]
+    panels, layout, inverse_diagonal, place = pack(h)
+    inverse = inverse_diagonal[place]
     if not (np.all(inverse > SMALLEST) and np.all(inverse < 1 / SMALLEST)):
         return None
-    return packed._replace(panels=packed.panels.astype(np.float32), inverse_diagonal=packed.inverse_diagonal.astype(np.float32))
+    return panels.astype(np.float32), layout, inverse_diagonal.astype(np.float32), place
 
 
 @lru_cache(maxsize=64)

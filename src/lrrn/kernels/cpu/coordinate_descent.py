@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from lrrn.kernels.cpu.compiled import kernel
+from lrrn.kernels.constants import GAIN, INSIDE, LANES, SINGLE_ROUNDS, SMALLEST
+from lrrn.kernels.cpu.arguments import Phase
+from lrrn.kernels.cpu.compiled import kernel, summing
 from lrrn.kernels.cpu.vector_sweep import PANEL, multiply_panel, squared_residuals, sweep_panel
 
 
@@ -60,8 +62,9 @@ def invert_diagonal(inverse_diagonal: Any, unit: int, block: Any) -> int:
 
 
 @kernel
-def _fill_lane(s: int, i: int, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
+def _fill_lane(s: int, i: int, phase: Phase, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
     """Load a sample into a lane; shared bounds have been loaded before."""
+    lo, hi, place = phase.lo, phase.hi, phase.place
     for j in range(place.shape[0]):
         m = place[j]
         zs[m, s] = z[i, j]
@@ -74,20 +77,19 @@ def _fill_lane(s: int, i: int, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs:
 
 
 @kernel
-def _fill_bounds(lanes: int, place: Any, lo: Any, hi: Any, los: Any, his: Any) -> None:
+def _fill_bounds(lanes: int, phase: Phase, los: Any, his: Any) -> None:
     """Load bounds that all samples share into every lane."""
-    for j in range(place.shape[0]):
-        m = place[j]
+    for j in range(phase.place.shape[0]):
+        m = phase.place[j]
         for s in range(lanes):
-            los[m, s] = lo[0, j]
-            his[m, s] = hi[0, j]
+            los[m, s] = phase.lo[0, j]
+            his[m, s] = phase.hi[0, j]
 
 
 @kernel
-def _fill_correction(
-    s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any
-) -> None:
+def _fill_correction(s: int, i: int, unit: float, phase: Phase, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
     """Load the problem for the correction of ``z``, in multiples of ``unit``, into a lane."""
+    lo, hi, place = phase.lo, phase.hi, phase.place
     row = 0 if lo.shape[0] == 1 else i
     scale = 1 / unit
     for j in range(place.shape[0]):
@@ -99,19 +101,18 @@ def _fill_correction(
 
 
 @kernel
-def _begin(
-    s: int, i: int, unit: Any, place: Any, lo: Any, hi: Any, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any
-) -> None:
+def _begin(s: int, i: int, unit: Any, phase: Phase, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
     """Load a sample, or the problem for its correction, into a lane."""
     if unit.shape[0] > 0:
-        _fill_correction(s, i, unit[i], place, lo, hi, z, g, zs, gs, los, his)
+        _fill_correction(s, i, unit[i], phase, z, g, zs, gs, los, his)
     else:
-        _fill_lane(s, i, place, lo, hi, z, g, zs, gs, los, his)
+        _fill_lane(s, i, phase, z, g, zs, gs, los, his)
 
 
 @kernel
-def _add_correction(s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z: Any, zs: Any, los: Any, his: Any) -> None:
+def _add_correction(s: int, i: int, unit: float, phase: Phase, z: Any, zs: Any, los: Any, his: Any) -> None:
     """Add the correction of a lane to ``z``; units at a bound are set to the bound exactly."""
+    lo, hi, place = phase.lo, phase.hi, phase.place
     row = 0 if lo.shape[0] == 1 else i
     for j in range(place.shape[0]):
         m = place[j]
@@ -125,13 +126,8 @@ def _add_correction(s: int, i: int, unit: float, place: Any, lo: Any, hi: Any, z
 
 @kernel
 def descend(
-    panels: Any,  # (total,): the Hessian, panel by panel
-    layout: Any,  # (n_panels, 4) int64: offset in panels, first unit, first row, number of rows; in padded numbers
-    inverse_diagonal: Any,  # (padded,)
-    place: Any,  # (dim,) int64: padded number of each unit
+    phase: Phase,
     lanes: int,
-    lo: Any,  # (1 or n, dim)
-    hi: Any,  # (1 or n, dim)
     threshold: Any,  # (n,) float64: stop when the squared KKT residual is at most this, in multiples of unit^2 if there is one
     max_sweeps: int,
     unit: Any,  # (n,) float64: scale of the correction of z, computed in the dtype of the panels; empty: sweep on z itself
@@ -143,6 +139,7 @@ def descend(
 
     A correction that does not reduce the residual, or is not finite, is discarded.
     """
+    panels, layout, inverse_diagonal, place = phase.panels, phase.layout, phase.inverse_diagonal, phase.place
     n, dim = z.shape
     padded = inverse_diagonal.shape[0]
     zs = np.zeros((padded, lanes), panels.dtype)
@@ -150,15 +147,15 @@ def descend(
     los = np.zeros((padded, lanes), panels.dtype)
     his = np.zeros((padded, lanes), panels.dtype)
     corrects = unit.shape[0] > 0
-    if lo.shape[0] == 1 and not corrects:
-        _fill_bounds(lanes, place, lo, hi, los, his)
+    if phase.lo.shape[0] == 1 and not corrects:
+        _fill_bounds(lanes, phase, los, his)
     residual = np.zeros(lanes, np.float64)
     sample = np.full(lanes, -1, np.int64)
     count = np.zeros(lanes, np.int64)
     following = 0
     for s in range(min(lanes, n)):
         sample[s] = following
-        _begin(s, following, unit, place, lo, hi, z, g, zs, gs, los, his)
+        _begin(s, following, unit, phase, z, g, zs, gs, los, his)
         following += 1
     busy = following
     while busy > 0:
@@ -174,7 +171,7 @@ def descend(
                 continue
             used[i] = count[s]
             if corrects and residual[s] <= 1:
-                _add_correction(s, i, unit[i], place, lo, hi, z, zs, los, his)
+                _add_correction(s, i, unit[i], phase, z, zs, los, his)
             elif not corrects:
                 for j in range(dim):
                     m = place[j]
@@ -183,7 +180,7 @@ def descend(
             if following < n:
                 sample[s] = following
                 count[s] = 0
-                _begin(s, following, unit, place, lo, hi, z, g, zs, gs, los, his)
+                _begin(s, following, unit, phase, z, g, zs, gs, los, his)
                 following += 1
             else:
                 sample[s] = -1
@@ -196,39 +193,153 @@ def descend(
 
 @kernel
 def residuals(
-    panels: Any,
-    layout: Any,
-    inverse_diagonal: Any,
-    place: Any,
-    lanes: int,
-    lo: Any,  # (1 or n, dim)
-    hi: Any,  # (1 or n, dim)
+    phase: Phase,
     q: Any,  # (n, dim)
     z: Any,  # (n, dim)
     g: Any,  # (n, dim), out: H z - q
     norms: Any,  # (n,) float64, out: norm of the KKT residual
 ) -> None:
-    """Compute gradients and residuals from scratch; the first arguments are those of :func:`descend`."""
+    """Compute gradients and residuals from scratch."""
     n, dim = z.shape
-    padded = inverse_diagonal.shape[0]
-    zs = np.zeros((padded, lanes), z.dtype)
-    gs = np.zeros((padded, lanes), z.dtype)
-    los = np.zeros((padded, lanes), z.dtype)
-    his = np.zeros((padded, lanes), z.dtype)
-    squares = np.zeros(lanes, np.float64)
-    if lo.shape[0] == 1:
-        _fill_bounds(lanes, place, lo, hi, los, his)
-    for start in range(0, n, lanes):
-        count = min(lanes, n - start)
+    layout, padded = phase.layout, phase.inverse_diagonal.shape[0]
+    zs = np.zeros((padded, LANES), z.dtype)
+    gs = np.zeros((padded, LANES), z.dtype)
+    los = np.zeros((padded, LANES), z.dtype)
+    his = np.zeros((padded, LANES), z.dtype)
+    squares = np.zeros(LANES, np.float64)
+    if phase.lo.shape[0] == 1:
+        _fill_bounds(LANES, phase, los, his)
+    for start in range(0, n, LANES):
+        count = min(LANES, n - start)
         for s in range(count):
-            _fill_lane(s, start + s, place, lo, hi, z, q, zs, gs, los, his)
+            _fill_lane(s, start + s, phase, z, q, zs, gs, los, his)
         for m in range(padded):
-            for s in range(lanes):
+            for s in range(LANES):
                 gs[m, s] = -gs[m, s]
         for p in range(layout.shape[0]):
-            multiply_panel(zs, gs, panels, layout[p, 0], layout[p, 1], layout[p, 2], layout[p, 3])
+            multiply_panel(zs, gs, phase.panels, layout[p, 0], layout[p, 1], layout[p, 2], layout[p, 3])
         squared_residuals(zs, gs, los, his, squares)
         for s in range(count):
             norms[start + s] = np.sqrt(squares[s])
             for j in range(dim):
-                g[start + s, j] = gs[place[j], s]
+                g[start + s, j] = gs[phase.place[j], s]
+
+
+@summing
+def _scale(q: Any, i: int) -> float:
+    """Return max(1, |q|) of a row, which tolerances are relative to."""
+    total = 0.0
+    for j in range(q.shape[1]):
+        total += np.float64(q[i, j]) * np.float64(q[i, j])
+    return np.sqrt(max(1.0, total))
+
+
+@summing
+def _residual(phase: Phase, z: Any, g: Any, i: int) -> float:
+    """Return the norm of the KKT residual of a row."""
+    lo, hi = phase.lo, phase.hi
+    row = i if lo.shape[0] > 1 else 0
+    total = 0.0
+    for j in range(z.shape[1]):
+        held = (z[i, j] <= lo[row, j]) & (g[i, j] > 0) | (z[i, j] >= hi[row, j]) & (g[i, j] < 0)
+        free = np.float64(0) if held else np.float64(g[i, j])
+        total += free * free
+    return np.sqrt(total)
+
+
+@kernel
+def begin(phase: Phase, q: Any, cold: bool, z: Any, g: Any, norms: Any) -> None:
+    """Write the gradient H z - q at ``z``, which is zero if ``cold``."""
+    if not cold:
+        residuals(phase, q, z, g, norms)
+        return
+    for i in range(q.shape[0]):
+        for j in range(q.shape[1]):
+            g[i, j] = -q[i, j]
+
+
+@kernel
+def solve(
+    phase: Phase,
+    q: Any,  # (n, dim)
+    tol: float,
+    max_sweeps: int,
+    exact: bool,  # whether to recompute gradients and residuals at the end
+    z: Any,  # (n, dim), feasible; out: the solution
+    g: Any,  # (n, dim): H z - q, in and out
+    norms: Any,  # (n,) float64, out: norm of the KKT residual
+    scale: Any,  # (n,) float64, out: max(1, |q|), what tol is relative to
+    used: Any,  # (n,) int64, out: sweeps spent
+) -> None:
+    """Solve a box-constrained QP, starting at ``z``."""
+    n = z.shape[0]
+    threshold = np.empty(n, np.float64)
+    for i in range(n):
+        scale[i] = _scale(q, i)
+        # stop slightly below the threshold, so that the recomputed residual is below it too
+        threshold[i] = (INSIDE * tol * scale[i]) ** 2
+    descend(phase, LANES, threshold, max_sweeps, norms[:0], z, g, used)
+    if exact:
+        residuals(phase, q, z, g, norms)
+        return
+    for i in range(n):
+        norms[i] = _residual(phase, z, g, i)
+
+
+@kernel
+def narrow(phase: Phase, panels: Any, inverse_diagonal: Any) -> bool:
+    """Write panels and inverse diagonal in float32; return whether the diagonal is in its range."""
+    for i in range(panels.shape[0]):
+        panels[i] = phase.panels[i]
+    for j in range(inverse_diagonal.shape[0]):
+        inverse_diagonal[j] = phase.inverse_diagonal[j]
+    for j in range(phase.place.shape[0]):
+        inverse = phase.inverse_diagonal[phase.place[j]]
+        if not (SMALLEST < inverse and inverse < 1 / SMALLEST):
+            return False
+    return True
+
+
+@kernel
+def solve_mixed(
+    phase: Phase,
+    single: Phase,  # the same in float32; without panels to use no float32
+    q: Any,
+    tol: float,
+    max_sweeps: int,
+    z: Any,
+    g: Any,
+    norms: Any,
+    scale: Any,
+    used: Any,
+) -> None:
+    """Solve like :func:`solve`, in mixed precision; gradients and residuals are recomputed at the end.
+
+    The first sweeps compute a correction of ``z`` in float32, with twice as many numbers per vector.
+    """
+    n = z.shape[0]
+    threshold, spent = np.empty(n, np.float64), np.zeros(n, np.int64)
+    before = np.zeros(n, np.int64)
+    missing = True
+    if single.panels.shape[0] > 0:
+        for i in range(n):
+            scale[i] = _scale(q, i)
+            norms[i] = _residual(phase, z, g, i)
+        for _ in range(SINGLE_ROUNDS):
+            for i in range(n):
+                threshold[i] = max(INSIDE * tol * scale[i] / norms[i], GAIN) ** 2
+            descend(single, LANES, threshold, max_sweeps, norms, z, g, spent)
+            residuals(phase, q, z, g, norms)
+            missing = False
+            for i in range(n):
+                before[i] += spent[i]
+                missing = missing or not norms[i] <= tol * scale[i]
+            if not missing:
+                break
+    if missing:
+        solve(phase, q, tol, max_sweeps, True, z, g, norms, scale, spent)
+    else:
+        for i in range(n):
+            spent[i] = 0
+    for i in range(n):
+        used[i] = before[i] + spent[i]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lrrn.kernels.constants import LANES
+from lrrn.kernels.cpu.arguments import Network, Phase
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
@@ -66,20 +67,17 @@ class CompiledCpu:
         self._first, self._gram = net.W[0].detach(), energy.weights[0].new_empty((energy.sizes[1], energy.sizes[1]))
         self._zero = torch.zeros_like(self._lo).clamp_(self._lo, self._hi)[:, : self._free]
         self._zero_is_feasible = not bool(self._zero.any())
-        vector, (w_at, b_at, c_at, *scales) = flat.vector.numpy(), structure_of(energy).layers
-        plans = panel_plan(energy.free_sizes), panel_plan(hidden)
+        phases = []
+        for sizes in (energy.free_sizes, hidden):
+            layout, place, units, length = panel_plan(sizes)
+            bounds = (bound[:, : sum(sizes)].contiguous().numpy() for bound in (self._lo, self._hi))
+            phases.append(Phase(np.zeros(length, dtype), layout, np.zeros(units, dtype), place, *bounds))
         if free:
             # the clamped phase warm-starts from the free phase and differs at the output, so sweeps go from last to first layer
-            plans = plans[0], (plans[1][0][::-1].copy(), *plans[1][1:])
-        hessians = tuple(np.zeros(plan[i], dtype) for plan in plans for i in (3, 2))
-        self._shared = (
-            vector, w_at, *scales, energy.eliminated, plans[1], self._gram.numpy(), free, clamped, *hessians,
-        )  # fmt: skip
-        self._fixed = (
-            vector, w_at, b_at, c_at, *scales, energy.eliminated, *plans,
-            *(bound[:, :units].contiguous().numpy() for units in (self._free, self._hidden) for bound in (self._lo, self._hi)),
-            *hessians,
-        )  # fmt: skip
+            phases[1] = phases[1]._replace(layout=phases[1].layout[::-1].copy())
+        network = Network(flat.vector.numpy(), *structure_of(energy).layers)
+        self._shared = (network, energy.eliminated, self._gram.numpy(), free, clamped, *phases)
+        self._fixed = (network, energy.eliminated, *phases)
         self._others = np.empty((MOST_PARTS - 1, 0), dtype)
 
     @staticmethod
