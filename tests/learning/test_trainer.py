@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from lrrn import LRRN
 from lrrn.learning import Batch, Contrastive, CrossEntropy, Data, DivergenceError, FreeEnergy, Margin, Settings, Trainer
-from lrrn.learning.batches import Batches
 from lrrn.learning.schedules import cosine, one_cycle, schedule
 from lrrn.runtime.storage import FileFormatError
 from oracles import random_input, random_network
@@ -326,15 +325,6 @@ def test_a_sixth_objective_in_ten_lines():
     net = small_net()
     history = Trainer(net, Huber(), Settings(optimizer="adam", learning_rate=0.01, epochs=15)).fit(blobs())
     assert history[-1]["loss"] < 0.5 * history[0]["loss"]
-
-
-@pytest.mark.parametrize("n", [1, 6, 7, 20, 21])
-def test_batches_are_the_parts_of_an_order(n):
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
-    batches, parts = Batches(order, 7), order.split(7)
-    assert len(batches) == len(parts) and all(torch.equal(a, b) for a, b in zip(batches, parts, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(batches[1:], parts[1:], strict=True)) and batches[len(parts) :] == ()
-    assert batches.full.shape == (n // 7, 7) and torch.equal(batches.full.flatten(), order[: n // 7 * 7])
 
 
 def test_every_epoch_sees_all_samples_in_an_order_of_its_own():

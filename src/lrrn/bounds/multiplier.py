@@ -98,8 +98,6 @@ class MultiplierProblem:
             return self._energy.weights[-1]
         return torch.eye(self._last, dtype=self._h.dtype, device=self._h.device)
 
-    # --- the parts of the problem -------------------------------------------------------------------------------------
-
     @lazy
     def _dense(self) -> Tensor:
         return self._h.dense()
@@ -165,8 +163,6 @@ class MultiplierProblem:
         reach = verified.spectral_norm(self.read_out) ** 2 if energy.eliminated else 1.0
         return torch.cat(blocks) * reach * (1 + 1e-3)
 
-    # --- optimising ---------------------------------------------------------------------------------------------------
-
     def estimate(self, lam: Tensor, c: Tensor) -> float:
         """Return the unproven constant of multipliers for a read-out ``c`` of the last block; inf if they are infeasible."""
         value, _ = self._value(lam, c, math.inf)
@@ -186,8 +182,6 @@ class MultiplierProblem:
         n, r = self._h.dim, self._input_root.shape[1]
         operations = n**3 / 3 + 4 * n * n * r + 10 * r**3
         return int(seconds / (3e-4 + operations / RATE))
-
-    # --- proving ------------------------------------------------------------------------------------------------------
 
     def prove(self, lam: Tensor, c: Tensor, ceiling: float = math.inf, estimate: float | None = None) -> float:
         """Return a proven constant for a read-out ``c``: about what ``lam`` gives, or ``ceiling`` if that cannot be proven."""
@@ -221,8 +215,6 @@ class MultiplierProblem:
         size += float(square.diagonal().sum()) + float(c.square().sum())
         size += 2 * float(parts[0].abs().max()) ** 2 * trace / rho**2 + float(gain.norm())
         return verified.is_positive_definite(BlockTridiagonal(tuple(diag), tuple(sub)), 0.0, 2 * rounding * size)
-
-    # --- bounds -------------------------------------------------------------------------------------------------------
 
     def network(self, ceiling: float, seconds: float) -> Multipliers:
         """Return a proven constant of the whole output, at most ``ceiling``."""

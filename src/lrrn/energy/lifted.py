@@ -90,8 +90,6 @@ class LiftedEnergy:
         """The same energy in float64, which proven bounds use."""
         return self if self.weights[0].dtype == torch.float64 else self.to(torch.float64)
 
-    # --- values -------------------------------------------------------------------------------------------------------
-
     def value(self, x: Tensor, z: Sequence[Tensor]) -> Tensor:
         """Return E(z; x) per sample, differentiable in ``x``, ``z`` and the parameters.
 
@@ -125,8 +123,6 @@ class LiftedEnergy:
         if c is not None:
             reconstruction = reconstruction - c
         return regression, reconstruction
-
-    # --- the QPs ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def free(self, x: Tensor) -> BoxQP:
@@ -217,8 +213,6 @@ class LiftedEnergy:
                 below = below.clamp(self.intervals[k - 1].lo, self.intervals[k - 1].hi)
         return below
 
-    # --- error bounds of inexact solutions ----------------------------------------------------------------------------
-
     @torch.no_grad()
     def error_bound(self, x: Tensor, z: Tensor, y: Tensor | None = None) -> Tensor:
         """Return a proven bound on |z - z*| per sample, rounding included; for float64 energies.
@@ -253,8 +247,6 @@ class LiftedEnergy:
     def input_gain(self) -> float:
         """Proven bound on how much q grows per unit of x: a_0 (1 + beta_0) |W_0|_2; for float64 energies."""
         return self.discounts[0] * (1 + self.beta[0]) * verified.spectral_norm(self.weights[0])
-
-    # --- parts of the QPs ---------------------------------------------------------------------------------------------
 
     @property
     def n_free(self) -> int:

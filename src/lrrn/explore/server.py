@@ -77,9 +77,6 @@ def application(explorer: Explorer, host: str, port: int) -> ASGI:
     return Guard(Starlette(routes=routes, exception_handlers=handlers), host, port)
 
 
-# --- access control ---------------------------------------------------------------------------------------------------
-
-
 @final
 class Guard:
     """Middleware against cross-site requests and DNS rebinding; it also adds security headers to responses.
@@ -159,9 +156,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-# --- responses --------------------------------------------------------------------------------------------------------
 
 
 def _assets() -> dict[str, tuple[bytes, str]]:

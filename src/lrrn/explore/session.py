@@ -55,8 +55,6 @@ class Session:
         self._energy = self._net.energy_snapshot(torch.float64)
         self._sorted = None if reference is None else np.sort(reference.energies["samples"])
 
-    # --- what the model supports --------------------------------------------------------------------------------------
-
     @property
     def n_pixels(self) -> int:
         """Number of pixels of an image."""
@@ -82,8 +80,6 @@ class Session:
         elif sum(self._energy.free_sizes) > LOCAL_UNITS:
             local = f"With more than {LOCAL_UNITS} hidden units a local radius takes too long to wait for."
         return {"scores": None, "attack": attack, "clamp": None, "local": local}
-
-    # --- one image ----------------------------------------------------------------------------------------------------
 
     def analyse(self, pixels: Array) -> dict[str, Any]:
         """Predict, certify, rate the energy of and reconstruct an image: everything fast enough to update while drawing."""
@@ -175,8 +171,6 @@ class Session:
             "predictions": outputs.argmax(1).tolist(),
             "distance": distance * model.scale_in_ if math.isfinite(distance) else None,
         }
-
-    # --- parts --------------------------------------------------------------------------------------------------------
 
     def _monotone(
         self, x: Tensor, found: Tensor, norms: Tensor, label: Tensor, nearest: Tensor, distance: float

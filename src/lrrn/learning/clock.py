@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -59,8 +58,10 @@ class StepClock:
     def tick(self) -> None:
         """Advance to the next step. Launch overhead dominates, so on a device with kernels this is a single launch."""
         if has_kernels(self._order):
+            from lrrn.kernels.cuda.clock import tick
+
             arrays = (self._order, self._rates, self._next, self.rows, self.rate, self.moment)
-            _kernels().tick[(1,)](*arrays, len(self.rows), BLOCK=BLOCK, num_warps=1)
+            tick[(1,)](*arrays, len(self.rows), BLOCK=BLOCK, num_warps=1)
             return
         at = self._next[:1]
         torch.index_select(self._order, 0, at, out=self.rows.unsqueeze(0))
@@ -72,11 +73,3 @@ class StepClock:
         """Return the rows and the index of the next step, or of the last one at the end, without advancing."""
         at = self._next[:1].clamp(max=len(self._order) - 1)
         return self._order.index_select(0, at)[0], self._next[1]
-
-
-@cache
-def _kernels() -> Any:
-    """Import the kernel on first use: Triton is slow to import and may not be installed."""
-    from lrrn.kernels.cuda import clock
-
-    return clock

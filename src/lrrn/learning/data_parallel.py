@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -49,19 +48,15 @@ class DataParallel:
         position.missed += missed
         counts.samples = counts.sweeps = counts.missed = 0
 
-    def complete(self, activations: Tensor | None, batches: Sequence[Tensor], which: slice) -> None:
-        """Exchange the rows of activations that ranks computed in some batches, so that every rank has all."""
-        if activations is None or not self._ranks.connected:
+    def complete(self, activations: Tensor | None, order: Tensor, batch_size: int, steps: range) -> None:
+        """Exchange the rows of activations that ranks computed in some steps, so that every rank has all."""
+        if activations is None or not self._ranks.connected or not steps:
             return
-        parts = batches[which]
-        if not parts:
-            return
-        ours = torch.cat([torch.zeros(len(batch), dtype=torch.bool) for batch in parts])
-        at = 0
-        for batch in parts:
-            ours[at : at + len(batch)][self._ranks.part(len(batch))] = True
-            at += len(batch)
-        rows = torch.cat(list(parts)).to(activations.device)
+        rows = order[steps.start * batch_size : steps.stop * batch_size]
+        ours = torch.zeros(len(rows), dtype=torch.bool)
+        for batch in ours.split(batch_size):
+            batch[self._ranks.part(len(batch))] = True
+        rows = rows.to(activations.device)
         values = activations[rows] * ours[:, None].to(activations)
         self._ranks.add_up(values)
         activations[rows] = values

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
 from math import log
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -54,6 +53,8 @@ class FlatAdam:
     @torch.no_grad()
     def __call__(self) -> None:
         """Update the parameters by their gradients."""
+        from lrrn.kernels.cuda.adam import adam
+
         group, vector = self._optimizer.param_groups[0], self._flat.vector
         rate = group["lr"]
         rate = rate if isinstance(rate, Tensor) else vector.new_full((), rate)
@@ -61,12 +62,4 @@ class FlatAdam:
         self._steps += 1
         arrays = (vector, self._flat.gradient, self._mean, self._square, self._decay, rate, self._steps)
         n = len(vector)
-        _kernels().adam[(-(-n // BLOCK),)](*arrays, n, *factors, group["eps"], BLOCK=BLOCK, num_warps=4)
-
-
-@cache
-def _kernels() -> Any:
-    """Import the kernel on first use: Triton is slow to import and may not be installed."""
-    from lrrn.kernels.cuda import adam
-
-    return adam
+        adam[(-(-n // BLOCK),)](*arrays, n, *factors, group["eps"], BLOCK=BLOCK, num_warps=4)

@@ -84,21 +84,8 @@ def check_health(
 ) -> None:
     """Raise :class:`DivergenceError` if training has diverged.
 
-    Parameters
-    ----------
-    net : LRRN
-    epoch : int
-        Counted from 1, for the message.
-    loss : float
-        Mean loss of the epoch.
-    counts : SolveCounts
-        Counts of the epoch's solves.
-    condition : float
-        Condition number of H.
-    norms : list of float
-        Spectral norms of the weights.
-    max_unconverged : float
-        Share of solves that may miss the tolerance.
+    ``epoch`` counts from 1, ``loss`` is its mean and ``counts`` are of its solves. ``condition`` is the condition number of H,
+    and ``norms`` are the spectral norms of the weights.
     """
     worst = max(range(len(norms)), key=lambda k: norms[k] if norms[k] == norms[k] else float("inf"))
     layer = f"layer {worst} has weights of spectral norm {norms[worst]:.3g}"

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lrrn.learning import checkpoint
-from lrrn.learning.batches import Batches
 from lrrn.learning.checkpoint import Position
 from lrrn.learning.cuda_graph import CapturedSteps, until_look
 from lrrn.learning.data_parallel import DataParallel
@@ -135,21 +134,21 @@ class Trainer:
         self._ranks.check_same("settings or data", identity)
         if self.checkpoint is not None and self._ranks.is_main:
             storage.clear_remains(self.checkpoint)
-        counts = SolveCounts()
         with one_thread(), self._flat.attached(), self._interruptible():
             if not (resume and self._resume(identity)):
                 self._ranks.copy_main(self._flat.vector)
                 self._step.project()
             self._step.begin()
-            self._policy = self._step.policy(counts)
+            self._run, self._counts = identity, SolveCounts()
+            self._policy = self._step.policy(self._counts)
             total = self.settings.epochs * len(data)
             done = self.position.epoch * len(data) + self.position.step * self.settings.batch_size
             lines = JsonLines(self.log if self._ranks.is_main else None, self.history)
             visible = self.verbose and self._ranks.is_main
-            with self._captures(data), ProgressBar(visible, self.position.stage, total, done) as bar:
+            with self._captures(data), ProgressBar(visible, self.position.stage, total, done) as self._bar:
                 while self.position.epoch < self.settings.epochs and not self._out_of_patience:
-                    self._epoch(data, counts, bar, identity)
-                    if self._finish_epoch(data, counts, validate, bar, lines, identity):
+                    self._epoch(data)
+                    if self._finish_epoch(data, validate, lines):
                         break
         if validate is not None and self.settings.patience is not None:
             self._return_to_best()
@@ -169,43 +168,34 @@ class Trainer:
         finally:
             self._captured = None
 
-    # --- an epoch -----------------------------------------------------------------------------------------------------
-
-    def _epoch(self, data: Data, counts: SolveCounts, bar: ProgressBar, identity: dict[str, Any]) -> None:
-        position, settings = self.position, self.settings
+    def _epoch(self, data: Data) -> None:
+        position, settings, size = self.position, self.settings, self.settings.batch_size
         self._began = time.perf_counter()
         order = self._order(len(data))
-        batches = Batches(order, settings.batch_size)
-        n_steps = len(batches)
-        counts.samples = counts.sweeps = counts.missed = 0
+        n_steps = -(-len(order) // size)
+        self._counts.samples = self._counts.sweeps = self._counts.missed = 0
         self._shared, self._saved = position.step, time.monotonic()
         if self._captured is not None:
-            self._captured_epoch(self._captured, batches, counts, bar, identity)
-        for rows in batches[position.step :]:
+            self._captured_epoch(self._captured, order, n_steps)
+        while position.step < n_steps:
+            rows = order[position.step * size : (position.step + 1) * size]
             moment = position.epoch * n_steps + position.step
             self._step.set_rate(settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)))
             loss, stop, due = self._take(data, rows.to(data.x.device), moment, settings.epochs * n_steps)
-            self._note_steps(1, loss * rows.shape[0], rows.shape[0], counts, bar)
+            self._note_steps(1, loss * rows.shape[0], rows.shape[0])
             if stop or due:
-                self._keep(batches, counts, identity, stop)
-        self._parallel.add_counts(counts, position)
-        self._parallel.complete(self._step.activations, batches, slice(self._shared, None))
+                self._keep(order, stop)
+        self._share(order)
 
-    def _captured_epoch(
-        self,
-        captured: CapturedSteps,
-        batches: Batches,
-        counts: SolveCounts,
-        bar: ProgressBar,
-        identity: dict[str, Any],
-    ) -> None:
+    def _captured_epoch(self, captured: CapturedSteps, order: Tensor, n_steps: int) -> None:
         """Take the steps of an epoch that have a full batch, as long as the sweeps of the graphs suffice."""
-        position, settings, n_steps = self.position, self.settings, len(batches)
-        whole = len(batches.full)
+        position, settings, counts = self.position, self.settings, self._counts
+        whole = len(order) // settings.batch_size
         before = position.epoch * n_steps
         moments = range(before, before + whole)
         rates = [settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)) for moment in moments]
-        captured.begin(batches.full, rates, position.step, before + position.step)
+        full = order[: whole * settings.batch_size].view(whole, settings.batch_size)
+        captured.begin(full, rates, position.step, before + position.step)
         self._step.set_rate(captured.rate)
         while position.step < whole:
             steps = min(until_look(before + position.step), whole - position.step)
@@ -215,16 +205,16 @@ class Trainer:
             counts.missed += missed
             counts.missed_phase = "captured step" if missed else counts.missed_phase
             position.captured_sweeps = captured.sweeps
-            self._note_steps(steps, loss, steps * settings.batch_size, counts, bar)
+            self._note_steps(steps, loss, steps * settings.batch_size)
             if self._interrupted or self._due:
-                self._keep(batches, counts, identity, self._interrupted)
+                self._keep(order, self._interrupted)
             if captured.exhausted and missed > settings.max_unconverged * samples:
                 logger.info("%d of %d solves of captured steps do not converge: over to single steps", missed, samples)
                 self._captured = None
                 break
         self._step.set_rate(rates[-1])
 
-    def _note_steps(self, steps: int, loss: float, n: int, counts: SolveCounts, bar: ProgressBar) -> None:
+    def _note_steps(self, steps: int, loss: float, n: int) -> None:
         """Update position and progress bar after some steps with this sum of losses over ``n`` samples."""
         position = self.position
         position.loss_sum += loss
@@ -232,29 +222,32 @@ class Trainer:
         position.step += steps
         if loss != loss or loss in (float("inf"), float("-inf")):
             norms = weight_norms(self.net, self._step.vectors, 20)
-            check_health(self.net, position.epoch + 1, loss, counts, 1.0, norms, self.settings.max_unconverged)
-        bar.advance(n)
+            check_health(self.net, position.epoch + 1, loss, self._counts, 1.0, norms, self.settings.max_unconverged)
+        self._bar.advance(n)
 
     @property
     def _due(self) -> bool:
         """Whether a checkpoint is due."""
         return self.checkpoint is not None and time.monotonic() - self._saved > self.checkpoint_seconds
 
-    def _keep(self, batches: Sequence[Tensor], counts: SolveCounts, identity: dict[str, Any], stop: bool) -> None:
-        """Write a checkpoint within an epoch, and stop there if ``stop`` is set."""
-        self._parallel.add_counts(counts, self.position)
-        self._parallel.complete(self._step.activations, batches, slice(self._shared, self.position.step))
+    def _share(self, order: Tensor) -> None:
+        """Add up the counts of all ranks and exchange the activations, of the steps since the last call."""
+        self._parallel.add_counts(self._counts, self.position)
+        self._parallel.complete(
+            self._step.activations, order, self.settings.batch_size, range(self._shared, self.position.step)
+        )
         self._shared = self.position.step
-        self._save(identity)
+
+    def _keep(self, order: Tensor, stop: bool) -> None:
+        """Write a checkpoint within an epoch, and stop there if ``stop`` is set."""
+        self._share(order)
+        self._save()
         self._saved = time.monotonic()
         if stop:
             raise KeyboardInterrupt
 
     def _take(self, data: Data, rows: Tensor, moment: int, total_steps: int) -> tuple[float, bool, bool]:
-        """Take step number ``moment`` of ``total_steps``.
-
-        Return the batch's mean loss, whether to stop and whether to save: the same on all ranks.
-        """
+        """Take a step; return the batch's mean loss, whether to stop and whether to save: the same on all ranks."""
         due, n = self._due, rows.shape[0]
         mine = rows[self._ranks.part(n)] if self._ranks.connected else rows
         loss = float(self._step.gradients(data, mine, moment, total_steps, n, self._policy))
@@ -262,17 +255,9 @@ class Trainer:
         self._step.update()
         return loss, stop, due
 
-    def _finish_epoch(
-        self,
-        data: Data,
-        counts: SolveCounts,
-        validate: Callable[[LRRN], float] | None,
-        bar: ProgressBar,
-        lines: JsonLines,
-        identity: dict[str, Any],
-    ) -> bool:
+    def _finish_epoch(self, data: Data, validate: Callable[[LRRN], float] | None, lines: JsonLines) -> bool:
         """Record the epoch, check for divergence, and return whether training should end."""
-        position = self.position
+        position, counts = self.position, self._counts
         loss = position.loss_sum / position.weight_sum
         counts.samples, counts.sweeps, counts.missed = position.samples, position.sweeps, position.missed
         norms, condition = weight_norms(self.net, self._step.vectors, 20), condition_number(self.net)
@@ -305,19 +290,12 @@ class Trainer:
         position.loss_sum = position.weight_sum = 0.0
         position.samples = position.sweeps = position.missed = 0
         lines.append(record)
-        bar.note(f"epoch {position.epoch}, loss {loss:.4g}, {record['samples_per_second']:.0f} samples/s")
+        self._bar.note(f"epoch {position.epoch}, loss {loss:.4g}, {record['samples_per_second']:.0f} samples/s")
         logger.debug("epoch %d: loss %.4g, condition number %.3g", position.epoch, loss, condition)
-        stop = self._ranks.on_main(lambda: self._call_back(record))
-        self._save(identity)
+        # every callback is called, also after one that ends training
+        stop = self._ranks.on_main(lambda: True in [bool(callback(self, record)) for callback in self.callbacks])
+        self._save()
         return stop
-
-    def _call_back(self, record: dict[str, Any]) -> bool:
-        stop = False
-        for callback in self.callbacks:
-            stop = bool(callback(self, record)) or stop
-        return stop
-
-    # --- state --------------------------------------------------------------------------------------------------------
 
     def _order(self, n: int) -> Tensor:
         """Return the order of samples in the current epoch, a function of seed, stage and epoch only."""
@@ -336,11 +314,11 @@ class Trainer:
             "activations": [] if self._step.activations is None else [self._step.activations],
         }
 
-    def _save(self, identity: dict[str, Any]) -> None:
+    def _save(self) -> None:
         path = self.checkpoint
         if path is not None:
             # an error such as a full disk must stop all ranks, not only the one that writes
-            self._ranks.on_main(lambda: checkpoint.save(path, identity, self.position, self._carried(), self.optimizer))
+            self._ranks.on_main(lambda: checkpoint.save(path, self._run, self.position, self._carried(), self.optimizer))
 
     def _resume(self, identity: dict[str, Any]) -> bool:
         """Resume from the checkpoint, which rank 0 reads for all ranks; return whether there is one."""

@@ -123,8 +123,6 @@ class LRRN(nn.Module):
             )
         super().__setattr__(name, value)
 
-    # --- prediction ---------------------------------------------------------------------------------------------------
-
     @property
     def policy(self) -> SolvePolicy:
         """Default solver settings of the differentiable passes: ``solver``, ``tol`` and ``max_sweeps``."""
@@ -311,8 +309,6 @@ class LRRN(nn.Module):
         sets = ", ".join(str(i) for i in self.intervals)
         return f"sizes={self.sizes}, beta={self.beta}, gamma={self.gamma:g}, constraints=({sets})"
 
-    # --- the energy of the current parameters -------------------------------------------------------------------------
-
     def flat_parameters(self) -> list[Tensor]:
         """Return W, then b, then c, without disabled biases."""
         return [p for group in self._groups() for p in group if p is not None]
@@ -351,8 +347,6 @@ class LRRN(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the cached energies from pickles and deep copies."""
         return {**self.__dict__, "_frozen": None}
-
-    # --- checks -------------------------------------------------------------------------------------------------------
 
     def _check_input(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):

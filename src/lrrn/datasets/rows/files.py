@@ -78,9 +78,6 @@ def _check(name: str, X: _Header, y: _Header | None) -> None:
     check_shapes(name, X.shape, None if y is None else y.shape)
 
 
-# --- .npy ---------------------------------------------------------------------------------------------------------------
-
-
 def open_npy(path: Path, target: str | None) -> Rows:
     """Open a table in a ``.npy`` file; ``target`` names another one with the targets, or is None or "none"."""
     X = _npy_header(path)
@@ -133,9 +130,6 @@ def _window(path: Path, header: _Header, start: int, n: int) -> Array:
         raise unreadable(path, error) from error
     except ValueError as error:  # the file has become shorter
         raise DataError(f"{path} has changed while it was read ({error}); see that it is whole, and start again") from error
-
-
-# --- .npz ---------------------------------------------------------------------------------------------------------------
 
 
 def open_npz(path: Path, target: str | None) -> Rows:
