@@ -32,66 +32,70 @@ class Gradients(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """Activations of a batch, and the weight of each sample's energy.
+    """Activations of a batch, and the weight of each sample's energy."""
 
-    Parameters
-    ----------
-    blocks : sequence of Tensor of shape (n, d_k)
-        z_1, z_2, .... A layer of the energy is included if its upper activations are given; an eliminated output is not.
-    weight : Tensor of shape (n, 1)
-    """
-
-    blocks: Sequence[Tensor]
-    weight: Tensor
+    blocks: Sequence[Tensor]  # z_1, z_2, ...; a layer of the energy is included if its upper activations are given
+    weight: Tensor  # (n, 1)
 
 
 @torch.no_grad()
 def energy_gradients(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase], balanced: bool = False) -> Gradients:
-    """Return the derivatives of the weighted sum of energies over all phases and samples.
+    """Return the derivatives of the weighted sum of energies over all phases and samples; the phases share the input ``x``.
 
-    Parameters
-    ----------
-    energy : LiftedEnergy
-    x : Tensor of shape (n, d_0)
-        The input, the same for every phase.
-    phases : sequence of Phase
-    balanced : bool, default=False
-        Set to True if there are exactly two phases, with opposite weights. The contrastive difference is then computed in a
-        form that avoids cancellation.
-
-    Returns
-    -------
-    Gradients
+    Set ``balanced`` if there are exactly two phases, with opposite weights. The contrastive difference is then computed in a
+    form that avoids cancellation.
     """
-    out, both = Gradients([], [], []), 0
-    if balanced:
-        # E is quadratic in z, so a difference of energies is the slope at the midpoint along the difference of activations
-        up, down = phases
-        pairs = list(zip(up.blocks, down.blocks, strict=False))
-        both, zs, ws = len(pairs), [(u + v) / 2 for u, v in pairs], [up.weight * (u - v) for u, v in pairs]
-    for k in range(energy.n_layers):
+    if not balanced:
+        return _gradients(energy, x, [], [], phases)
+    # E is quadratic in z, so a difference of energies is the slope at the midpoint along the difference of activations
+    up, down = phases
+    pairs = list(zip(up.blocks, down.blocks, strict=False))
+    return _gradients(energy, x, [(u + v) / 2 for u, v in pairs], [up.weight * (u - v) for u, v in pairs], phases)
+
+
+@torch.no_grad()
+def slope_gradients(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> Gradients:
+    """Return the derivatives, summed over samples, of the slope d/dt E(z + t w; x) at t = 0 over the free phase's layers.
+
+    E is quadratic in z, so the slope is 1/2 [E(z + w; x) - E(z - w; x)], computed without the cancellation in that difference.
+    z and w are stacked activations of the free phase and a direction, of shape (n, dim).
+    """
+    zs, ws = (t.split(energy.free_sizes, dim=-1) if energy.n_free else () for t in (z, w))
+    return _gradients(energy, x, zs, ws, ())
+
+
+Layer = tuple[Tensor, Tensor | None, Tensor | None]
+"""Derivatives in W, b and c of one layer."""
+
+
+def _gradients(
+    energy: LiftedEnergy, x: Tensor, zs: Sequence[Tensor], ws: Sequence[Tensor], phases: Sequence[Phase]
+) -> Gradients:
+    """Return the derivatives of slopes at ``zs`` along ``ws`` in the layers that they reach, and of the phases above."""
+    out = Gradients([], [], [])
+    for k, (w, b, c) in enumerate(zip(energy.weights, energy.b, energy.c, strict=True)):
         present = [phase for phase in phases if len(phase.blocks) > k]
-        layer: tuple[Tensor, Tensor | None, Tensor | None]
-        if k < both and k == 0:
-            layer = _first_slope(energy, x, zs[0], ws[0])
-        elif k < both:
-            layer = _later_slope(energy, k, zs[k - 1], zs[k], ws[k - 1], ws[k])
-        else:
-            layer = _first_layer(energy, x, present) if k == 0 else _later_layer(energy, k, present)
-        _append(out, *layer, energy.b[k], energy.c[k])
+        layer: Layer = torch.zeros_like(w), None, None
+        if k < len(zs):
+            layer = _later_slope(energy, k, zs[k - 1], zs[k], ws[k - 1], ws[k]) if k else _first_slope(energy, x, zs[0], ws[0])
+        elif present:
+            layer = _later_layer(energy, k, present) if k else _first_layer(energy, x, present)
+        d_w, d_b, d_c = layer
+        # an existing bias without influence has derivative zero
+        out.weights.append(d_w)
+        out.b.append(None if b is None else torch.zeros_like(b) if d_b is None else d_b)
+        out.c.append(None if c is None else torch.zeros_like(c) if d_c is None else d_c)
     return out
 
 
-def _first_layer(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _first_layer(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase]) -> Layer:
     a, beta, w, b, c = energy.discounts[0], energy.beta[0], energy.weights[0], energy.b[0], energy.c[0]
-    if not phases:
-        return torch.zeros_like(w), None, None
     weighted = [phase.blocks[0] * phase.weight for phase in phases]
-    push = _sum(weighted)  # sum over phases of weight * z_1
+    push = sum(weighted[1:], start=weighted[0])  # sum over phases of weight * z_1
     gram = torch.mm(weighted[0].mT, phases[0].blocks[0])
     for phase, scaled in zip(phases[1:], weighted[1:], strict=True):
         gram.addmm_(scaled.mT, phase.blocks[0])
-    share = _sum([phase.weight for phase in phases])
+    share = sum((phase.weight for phase in phases[1:]), start=phases[0].weight)
     image = x @ w.mT if b is None else torch.addmm(b, x, w.mT)
     regression = torch.addcmul(push, share, image, value=-1)
     # -R_0 x^T + beta z_1 S_0^T with S_0 = W_0^T z_1 - x - c_0
@@ -107,10 +111,8 @@ def _first_layer(energy: LiftedEnergy, x: Tensor, phases: Sequence[Phase]) -> tu
     return d_w, None if b is None else regression.sum(0) * -a, d_c
 
 
-def _later_layer(energy: LiftedEnergy, k: int, phases: Sequence[Phase]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _later_layer(energy: LiftedEnergy, k: int, phases: Sequence[Phase]) -> Layer:
     a, beta, w, b, c = energy.discounts[k], energy.beta[k], energy.weights[k], energy.b[k], energy.c[k]
-    if not phases:
-        return torch.zeros_like(w), None, None
     below, above = (
         torch.cat([phase.blocks[j] for phase in phases]) if len(phases) > 1 else phases[0].blocks[j] for j in (k - 1, k)
     )
@@ -129,37 +131,7 @@ def _later_layer(energy: LiftedEnergy, k: int, phases: Sequence[Phase]) -> tuple
     return d_w, d_b, d_c
 
 
-@torch.no_grad()
-def slope_gradients(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> Gradients:
-    """Return the derivatives, summed over samples, of the slope d/dt E(z + t w; x) at t = 0 over the free phase's layers.
-
-    E is quadratic in z, so the slope is 1/2 [E(z + w; x) - E(z - w; x)], computed without the cancellation in that difference.
-
-    Parameters
-    ----------
-    energy : LiftedEnergy
-    x : Tensor of shape (n, d_0)
-    z, w : Tensor of shape (n, dim)
-        Stacked activations of the free phase, and a direction.
-
-    Returns
-    -------
-    Gradients
-    """
-    out = Gradients([], [], [])
-    sizes = energy.free_sizes
-    zs, ws = (list(t.split(sizes, dim=-1)) if sizes else [] for t in (z, w))
-    for k in range(energy.n_layers):
-        if k >= energy.n_free:
-            _append(out, torch.zeros_like(energy.weights[k]), None, None, energy.b[k], energy.c[k])
-        elif k == 0:
-            _append(out, *_first_slope(energy, x, zs[0], ws[0]), energy.b[0], energy.c[0])
-        else:
-            _append(out, *_later_slope(energy, k, zs[k - 1], zs[k], ws[k - 1], ws[k]), energy.b[k], energy.c[k])
-    return out
-
-
-def _first_slope(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def _first_slope(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> Layer:
     a, beta, weight, c = energy.discounts[0], energy.beta[0], energy.weights[0], energy.c[0]
     total = w.sum(0)
     d_w = torch.mm(w.mT, x).mul_(-a * (1 + beta))
@@ -178,9 +150,7 @@ def _first_slope(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> tuple
     return d_w, total * -a, d_c
 
 
-def _later_slope(
-    energy: LiftedEnergy, k: int, z_below: Tensor, z_above: Tensor, w_below: Tensor, w_above: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _later_slope(energy: LiftedEnergy, k: int, z_below: Tensor, z_above: Tensor, w_below: Tensor, w_above: Tensor) -> Layer:
     a, beta, weight, b, c = energy.discounts[k], energy.beta[k], energy.weights[k], energy.b[k], energy.c[k]
     regression = z_above - (z_below @ weight.mT if b is None else torch.addmm(b, z_below, weight.mT))
     moved = torch.addmm(w_above, w_below, weight.mT, alpha=-1)
@@ -195,17 +165,3 @@ def _later_slope(
         d_w.addmm_(z_above.mT, moved, alpha=a * beta).addmm_(w_above.mT, reconstruction, alpha=a * beta)
         d_c = moved.sum(0).mul_(-a * beta)
     return d_w, d_b, d_c
-
-
-def _append(out: Gradients, d_w: Tensor, d_b: Tensor | None, d_c: Tensor | None, b: Tensor | None, c: Tensor | None) -> None:
-    """Append one layer; an existing bias without influence has derivative zero."""
-    out.weights.append(d_w)
-    out.b.append(None if b is None else torch.zeros_like(b) if d_b is None else d_b)
-    out.c.append(None if c is None else torch.zeros_like(c) if d_c is None else d_c)
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total

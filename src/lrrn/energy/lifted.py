@@ -226,7 +226,8 @@ class LiftedEnergy:
         """
         qp = self.free(x) if y is None else self.clamped(x, y)
         mu, rounding = (self.free_mu, self.rounding.free) if y is None else (self.clamped_mu, self.rounding.clamped)
-        return qp.distance_bound(z, mu, rounding, _data_size(x, y))
+        # a clamped output enters q as the input does, through the last weights
+        return qp.distance_bound(z, mu, rounding, row_norms(x) if y is None else row_norms(x) + row_norms(y))
 
     @lazy
     def rounding(self) -> Rounding:
@@ -341,8 +342,3 @@ class LiftedEnergy:
     def box(self) -> tuple[Tensor, Tensor]:
         """Bounds of all layers, each of shape (1, d_1 + ... + d_L)."""
         return bounds(self.intervals, self.sizes[1:], self.weights[0].detach())
-
-
-def _data_size(x: Tensor, y: Tensor | None) -> Tensor:
-    # a clamped output enters q as the input does, through the last weights
-    return row_norms(x) if y is None else row_norms(x) + row_norms(y)

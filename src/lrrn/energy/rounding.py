@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 class Rounding:
     """Bounds on rounding, for float64 energies unless stated otherwise.
 
-    Parameters
-    ----------
-    energy : LiftedEnergy
-        The owner of this object, held by weak reference: a reference cycle would keep Hessians alive until the next garbage
-        collection.
+    The energy owns this object, which holds it by weak reference: a reference cycle would keep Hessians alive until the
+    next garbage collection.
     """
 
     def __init__(self, energy: LiftedEnergy) -> None:

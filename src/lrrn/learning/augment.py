@@ -19,15 +19,7 @@ def image_side(n_features: int) -> int:
 def shifted(x: Tensor, rows: Tensor, moment: int | Tensor, seed: int, reach: int) -> Tensor:
     """Return images shifted by up to ``reach`` pixels vertically and horizontally, padded with zeros.
 
-    Parameters
-    ----------
-    x : Tensor of shape (n, side * side)
-    rows : int64 Tensor of shape (n,)
-        Indices of the samples.
-    moment : int or int64 Tensor
-        Index of the step.
-    seed : int
-    reach : int
+    ``x`` has shape (n, side * side), ``rows`` are the indices of the samples, and ``moment`` is the index of the step.
     """
     side, span = image_side(x.shape[1]), 2 * reach + 1
     noise = _mixed(_mixed(rows + moment * 0x5851F42D) + seed)

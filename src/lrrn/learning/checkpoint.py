@@ -18,39 +18,19 @@ KIND = "checkpoint"
 @final
 @dataclass
 class Position:
-    """Progress of a training run.
+    """Progress of a training run."""
 
-    Attributes
-    ----------
-    stage : str
-        Stage of the fit, "pretrain" or "train".
-    epoch, step : int
-        Completed epochs, and completed steps of the current epoch.
-    loss_sum, weight_sum : float
-        Running sums of the current epoch.
-    samples, sweeps, missed : int
-        Counts of the current epoch's solves: samples, sweeps, and solves that missed the tolerance.
-    captured_sweeps : int
-        Sweeps per solve in captured steps.
-    history : list of dict
-        One record per epoch.
-    best_score : float or None
-        Best validation score so far.
-    best_epoch : int
-        Epoch of the best score.
-    """
-
-    stage: str = "train"
-    epoch: int = 0
-    step: int = 0
-    loss_sum: float = 0.0
+    stage: str = "train"  # of the fit, "pretrain" or "train"
+    epoch: int = 0  # completed epochs
+    step: int = 0  # completed steps of the current epoch
+    loss_sum: float = 0.0  # running sums of the current epoch
     weight_sum: float = 0.0
-    samples: int = 0
+    samples: int = 0  # counts of its solves: samples, sweeps, and solves that missed the tolerance
     sweeps: int = 0
     missed: int = 0
-    captured_sweeps: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best_score: float | None = None
+    captured_sweeps: int = 0  # sweeps per solve in captured steps
+    history: list[dict[str, Any]] = field(default_factory=list)  # one record per epoch
+    best_score: float | None = None  # best validation score so far
     best_epoch: int = 0
 
 
@@ -61,18 +41,9 @@ def save(
     groups: dict[str, Sequence[Tensor]],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Write a checkpoint.
+    """Write a checkpoint with the state of the optimiser.
 
-    Parameters
-    ----------
-    path : path-like
-    settings : dict
-        Values that must be equal in a run that resumes from this checkpoint.
-    position : Position
-    groups : dict of str to sequence of Tensor
-        Parameters and other tensors of the run's state.
-    optimizer : Optimizer
-        Its state is saved too.
+    ``settings`` must be equal in a run that resumes from it. ``groups`` are the parameters and other tensors of the state.
     """
     tensors = {f"{name}/{i}": t for name, group in groups.items() for i, t in enumerate(group)}
     for index, state in optimizer.state_dict()["state"].items():

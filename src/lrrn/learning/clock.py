@@ -17,20 +17,8 @@ BLOCK = 256
 class StepClock:
     """Counter of the steps of an epoch, with their rows and learning rates.
 
-    Parameters
-    ----------
-    steps, batch_size : int
-        Steps of an epoch, and rows of a step.
-    device : torch.device
-
-    Attributes
-    ----------
-    rows : int64 Tensor of shape (batch_size,)
-        Samples of the current step, set by :meth:`tick`.
-    rate : float32 Tensor of shape ()
-        Its learning rate.
-    moment : int64 Tensor of shape ()
-        Its index, counted from the beginning of training.
+    :meth:`tick` sets ``rows``, ``rate`` and ``moment``: the samples of the current step, its learning rate, and its index,
+    counted from the beginning of training.
     """
 
     def __init__(self, steps: int, batch_size: int, device: torch.device) -> None:

@@ -54,17 +54,8 @@ def until_look(moment: int) -> int:
 class OwnStream:
     """A CUDA stream that no other network uses, or, once all are in use, that as few as possible use.
 
-    Work that one thread submits to a stream while another captures it would become part of the other's graph.
-
-    Parameters
-    ----------
-    device : torch.device
-
-    Attributes
-    ----------
-    stream : torch.cuda.Stream
-    turn : Lock
-        Must be held while work is submitted to the stream. It separates the owners of a shared stream.
+    Work that one thread submits to a stream while another captures it would become part of the other's graph. The lock
+    ``turn`` must be held while work is submitted to ``stream``. It separates the owners of a shared stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -84,16 +75,8 @@ class OwnStream:
 class DeviceCounts:
     """Accumulates the results of solves on the device, without synchronisation; an observer for :class:`SolvePolicy`.
 
-    Parameters
-    ----------
-    aim : float
-        Relative residual that nearly all should reach.
-    device : torch.device
-
-    Attributes
-    ----------
-    table : int64 Tensor of shape (4,)
-        Counts of samples, of sweeps, of samples that missed the tolerance and of samples above the aim.
+    ``table`` counts samples, sweeps, samples that missed the tolerance and samples with a relative residual above ``aim``,
+    which nearly all should reach.
     """
 
     def __init__(self, aim: float, device: torch.device) -> None:
@@ -126,20 +109,13 @@ class CapturedSteps:
         Computes the gradients of a batch under a policy, and returns the mean loss. The batch is given by two tensors: the row
         indices and the index of the step.
     update : callable
-        Updates the parameters, at the learning rate :attr:`rate`. Neither callable may synchronise with the device.
+        Updates the parameters, at the learning rate ``rate``. Neither callable may synchronise with the device.
     batch_size, steps : int
         Rows of a step, and steps of an epoch.
     aim : float
         Relative residual that nearly all solves should reach.
     sweeps : int, default=0
-        :attr:`sweeps` of a run that is resumed.
-
-    Attributes
-    ----------
-    rate : Tensor of shape ()
-        The learning rate of the current step.
-    sweeps : int
-        Sweeps per solve; 0 before they are chosen.
+        Sweeps per solve, of a run that is resumed; 0 before they are chosen.
     """
 
     def __init__(

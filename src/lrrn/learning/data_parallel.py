@@ -16,14 +16,7 @@ from lrrn.runtime.ranks import Ranks
 
 @final
 class DataParallel:
-    """Synchronises the ranks of a data-parallel training run.
-
-    Parameters
-    ----------
-    ranks : Ranks
-    flat : FlatParameters
-        Parameters of the network; every rank holds the same values.
-    """
+    """Synchronises the ranks of a data-parallel training run; every rank holds the same parameters."""
 
     def __init__(self, ranks: Ranks, flat: FlatParameters) -> None:
         self._ranks, self._flat = ranks, flat

@@ -19,19 +19,8 @@ FLAGS = 3
 class FlatParameters:
     """All W, then all b, then all c of a network in one vector, and their derivatives in another.
 
-    Parameters
-    ----------
-    net : LRRN
-        While :meth:`attached`, its parameters are views of :attr:`vector` and their ``grad`` views of :attr:`gradient`.
-
-    Attributes
-    ----------
-    vector, gradient : Tensor of shape (p,)
-        Values and derivatives.
-    buffer : Tensor of shape (p + FLAGS,)
-        Buffer of the all-reduce: the gradient and the extra numbers, contiguous in memory.
-    flags : Tensor of shape (FLAGS,)
-        The extra numbers.
+    While :meth:`attached`, the parameters of the network are views of ``vector`` and their ``grad`` views of ``gradient``.
+    ``buffer`` is that of the all-reduce: the gradient and extra numbers, ``flags``, contiguous in memory.
     """
 
     def __init__(self, net: LRRN) -> None:
@@ -89,8 +78,3 @@ class FlatParameters:
         start = sum(p.numel() for p in self._parameters[: self._n_weights - 1])
         end = start + self._parameters[self._n_weights - 1].numel()
         return self.vector[start:end], self.gradient[start:end]
-
-    @torch.no_grad()
-    def set_gradient(self, parts: list[Tensor]) -> None:
-        """Set the derivatives from a list in the order of the network's ``flat_parameters``."""
-        torch.cat([part.reshape(-1) for part in parts], out=self.gradient)

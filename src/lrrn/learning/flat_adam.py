@@ -17,16 +17,11 @@ BLOCK = 1024
 
 @final
 class FlatAdam:
-    """Replaces the ``step`` of an optimiser.
+    """Replaces the ``step`` of an optimiser for slices of ``flat``, whose groups share learning rate, betas and eps.
 
-    The optimiser still owns its state, whose tensors become views of vectors of the length of the parameter vector. So it can
-    be saved, and its own ``step`` may be called instead at any time. Create a new instance after ``load_state_dict``.
-
-    Parameters
-    ----------
-    optimizer : torch.optim.Adam or torch.optim.AdamW
-        For slices of ``flat``, with the same learning rate, betas and eps in all groups. Weight decay is decoupled (AdamW).
-    flat : FlatParameters
+    The optimiser still owns its state, whose tensors become views of vectors of the length of the parameter vector. So it
+    can be saved, and its own ``step`` may be called instead at any time. Create a new instance after ``load_state_dict``.
+    Weight decay is decoupled (AdamW).
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> None:

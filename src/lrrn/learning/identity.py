@@ -18,16 +18,8 @@ NOT_PART = ("patience", "max_unconverged")
 def identity(net: LRRN, objective: Objective, settings: Settings, data: Data, stage: str) -> dict[str, Any]:
     """Describe a run by JSON values. A run may resume from a checkpoint if these are equal.
 
-    Parameters
-    ----------
-    net : LRRN
-        Only its structure is used; the parameters are in the checkpoint.
-    objective : Objective
-        Described by its class and, if it is a dataclass, its fields.
-    settings : Settings
-    data : Data
-        Described by its shapes, dtypes and a thousand of its rows.
-    stage : str
+    Of the network only the structure is used; the parameters are in the checkpoint. An objective is described by its class
+    and, if it is a dataclass, its fields; data by shapes, dtypes and a thousand rows.
     """
     fields: dict[str, Any] = asdict(objective) if is_dataclass(objective) and not isinstance(objective, type) else {}
     return {

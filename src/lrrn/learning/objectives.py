@@ -75,28 +75,14 @@ class Objective(Protocol):
 @final
 @dataclass(frozen=True)
 class EnergyTerm:
-    """A signed sum of energies at fixed activations, per sample, with its value already known.
-
-    Parameters
-    ----------
-    energy : LiftedEnergy
-    x : Tensor of shape (n, d_0)
-    value : Tensor of shape (n,)
-        The sum.
-    phases : list of (sign, blocks)
-        Activations and the factor of their energy.
-    rows : Tensor, optional
-        The samples of the batch that the term applies to; all of them if not given.
-    share : Tensor of shape (len(rows),), optional
-        A factor on each of them, already included in ``value``.
-    """
+    """A signed sum of energies at fixed activations, per sample, with its value already known."""
 
     energy: LiftedEnergy
-    x: Tensor
-    value: Tensor
-    phases: list[tuple[float, list[Tensor]]]
-    rows: Tensor | None = None
-    share: Tensor | None = None
+    x: Tensor  # (n, d_0)
+    value: Tensor  # (n,): the sum
+    phases: list[tuple[float, list[Tensor]]]  # pairs of a sign and the activations
+    rows: Tensor | None = None  # the samples of the batch that the term applies to; all of them if None
+    share: Tensor | None = None  # a factor on each of them, already included in value
 
     def gradients(self, weight: Tensor) -> list[Tensor]:
         """Return the derivatives of the weighted sum over samples, for ``weight`` of shape (n,)."""
@@ -110,7 +96,7 @@ class EnergyTerm:
 class EnergyObjective(ABC):
     """An objective that is a sum of energies at fixed activations. By the envelope theorem, its derivatives are theirs.
 
-    A call returns losses for autograd. The trainer uses :meth:`terms` directly, which saves half the time of a small step.
+    A call returns losses for autograd, whose backward pass computes those derivatives in closed form.
 
     Attributes
     ----------

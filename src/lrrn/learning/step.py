@@ -30,17 +30,8 @@ dominate their difference. A loss of the prediction has no such difference, so t
 class Step:
     """Training steps of one network for one objective.
 
-    Parameters
-    ----------
-    net : LRRN
-    objective : Objective
-    settings : Settings
-    flat : FlatParameters
-        Parameters of the network; attached during training.
-
     Attributes
     ----------
-    optimizer : torch.optim.Optimizer
     vectors : list of Tensor
         Vectors of the power iterations for ``max_weight_norm``.
     activations : Tensor of shape (n, dim) or None
@@ -96,16 +87,8 @@ class Step:
     ) -> float | Tensor:
         """Set the gradients of the contribution of some rows to the mean loss over ``n`` samples; return this contribution.
 
-        Parameters
-        ----------
-        data : Data
-        rows : int64 Tensor
-            Samples to use, on the device of the data.
-        moment, total_steps : int
-            Index of this step, and total number of steps of training.
-        n : int
-            Samples of the whole batch.
-        policy : SolvePolicy
+        ``moment`` is the index of this step of ``total_steps``. The rows, on the device of the data, may be one rank's part
+        of a batch of ``n``.
         """
         if rows.shape[0] == 0:
             self._flat.gradient.zero_()

@@ -3,8 +3,7 @@
 ====================  ===================================================================================================
 ``compiled``          solves and derivatives of a signed sum of energies in one compiled call on the CPU
 ``triton``            the same in a few Triton kernels, inside a CUDA graph
-``energy terms``      solves by :mod:`lrrn.solvers`, derivatives of energies at fixed activations in closed form
-``autograd``          any objective; the prediction is differentiated by the implicit function theorem
+``autograd``          any objective: energies have closed-form derivatives, predictions implicit ones; any solver and device
 ====================  ===================================================================================================
 """
 
@@ -16,11 +15,10 @@ from lrrn.learning.settings import Settings
 from lrrn.learning.steps.autograd import Autograd
 from lrrn.learning.steps.base import GradientBackend
 from lrrn.learning.steps.compiled_cpu import CompiledCpu
-from lrrn.learning.steps.energy_terms import EnergyTerms
 from lrrn.learning.steps.triton import TritonKernels
 from lrrn.network import LRRN
 
-BACKENDS: tuple[type[GradientBackend], ...] = (CompiledCpu, TritonKernels, EnergyTerms, Autograd)
+BACKENDS: tuple[type[GradientBackend], ...] = (CompiledCpu, TritonKernels, Autograd)
 
 
 def backends(net: LRRN, objective: Objective, settings: Settings, flat: FlatParameters, aim: float) -> list[GradientBackend]:

@@ -1,4 +1,4 @@
-"""Gradients of any objective: losses by autograd, the prediction by implicit differentiation."""
+"""Gradients of any objective by autograd. Energies and predictions supply their derivatives in closed form."""
 
 from __future__ import annotations
 

@@ -34,18 +34,8 @@ not either."""
 class CompiledCpu:
     """Loss and derivatives of a signed sum of the free and the clamped energy.
 
-    It computes the same as :class:`EnergyTerms`, for objectives with ``signs``. A batch with a slowly converging solve is
-    passed to the next backend.
-
-    Parameters
-    ----------
-    net : LRRN
-    objective : EnergyObjective
-        One for which :meth:`applies`.
-    flat : FlatParameters
-        Parameters of the network, attached.
-    aim : float
-        Target relative residual; a batch with a residual above three times this is passed to the next backend.
+    It computes the same as :class:`Autograd`, for objectives with ``signs``. A batch with a slowly converging solve is
+    passed to the next backend: one with a relative residual above three times the target ``aim``.
     """
 
     name = "compiled"

@@ -38,16 +38,8 @@ SIGNS = ((-1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
 class TritonKernels:
     """Loss and derivatives of a signed sum of the free and the clamped energy, by solves of a fixed number of sweeps.
 
-    It computes the same as :class:`EnergyTerms`, under a policy with ``fixed_sweeps`` whose observer counts on the device. It
+    It computes the same as :class:`Autograd`, under a policy with ``fixed_sweeps`` whose observer counts on the device. It
     never synchronises with the device.
-
-    Parameters
-    ----------
-    net : LRRN
-    objective : EnergyObjective
-        One for which :meth:`applies`.
-    flat : FlatParameters
-        Parameters of the network, attached.
     """
 
     name = "triton"
