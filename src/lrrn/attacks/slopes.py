@@ -54,14 +54,9 @@ def surface(model: nn.Module, n_inputs: int) -> Surface:
 
 @final
 class Slopes:
-    """The output of a network and its derivatives with respect to x, in float64.
+    """The output of a network and its derivatives with respect to x, in float64; the parameters are copied.
 
     Every derivative is a linear combination of the rows of the first weight matrix, and is represented by its coefficients.
-
-    Parameters
-    ----------
-    net : LRRN
-        Its parameters are copied.
     """
 
     def __init__(self, net: LRRN) -> None:
@@ -85,19 +80,7 @@ class Slopes:
         return z, self._energy.activations(x, z)[-1]
 
     def coefficients(self, z: Tensor, v: Tensor) -> Tensor:
-        """Return the gradient of v^T z_L in x, per sample, as coefficients of the rows of W_0.
-
-        Parameters
-        ----------
-        z : Tensor of shape (n, dim)
-            Stacked minimisers.
-        v : Tensor of shape (n, d_L)
-
-        Returns
-        -------
-        Tensor of shape (n, d_1)
-            dv^T z_L / dx is this times W_0.
-        """
+        """Return the gradient of v^T z_L in x at stacked minimisers: this times W_0, of shape (n, d_1)."""
         energy = self._energy
         if energy.n_free == 0:
             return v
@@ -133,11 +116,7 @@ class Slopes:
 class ModuleSlopes:
     """The scores of any differentiable module and their gradients. The coefficients are the gradients themselves.
 
-    Parameters
-    ----------
-    module : nn.Module
-        From float64 inputs of shape (n, n_inputs) to float64 scores, row by row; the largest score is the label.
-    n_inputs : int
+    The module maps float64 inputs of shape (n, n_inputs) to float64 scores, row by row; the largest score is the label.
     """
 
     def __init__(self, module: nn.Module, n_inputs: int) -> None:

@@ -49,18 +49,10 @@ FEWEST, MOST = 30, 240
 @final
 @dataclass(frozen=True, eq=False)
 class Multipliers:
-    """A proven Lipschitz constant and the multipliers of its proof.
+    """A proven Lipschitz constant and the multipliers of its proof."""
 
-    Attributes
-    ----------
-    rho : float
-        Proven: |C v| <= rho |u|.
-    lam : float64 Tensor of shape (dim,)
-        The multipliers.
-    """
-
-    rho: float
-    lam: Tensor
+    rho: float  # proven: |C v| <= rho |u|
+    lam: Tensor  # (dim,) float64
 
 
 @final

@@ -17,16 +17,7 @@ def gain(h: Tensor, root: Tensor, lam: Tensor, c: Tensor, sharpness: float) -> t
     """Return the square of the unproven constant of multipliers for |C v|, and its gradient in the multipliers.
 
     It is the largest eigenvalue of R^T Lam S^-1 Lam R, smoothed if ``sharpness`` is finite, and without a gradient
-    otherwise; infinite if S is not positive definite.
-
-    Parameters
-    ----------
-    h : Tensor of shape (m, m)
-    root : Tensor of shape (m, r)
-        R, with R R^T = B B^T.
-    lam : Tensor of shape (m,)
-    c : Tensor of shape (k, m)
-    sharpness : float
+    otherwise; infinite if S is not positive definite. ``root`` is R, of shape (m, r), with R R^T = B B^T.
     """
     s = lam[:, None] * h + h * lam - c.mT @ c
     factor, info = torch.linalg.cholesky_ex(s)
@@ -55,18 +46,11 @@ def gain(h: Tensor, root: Tensor, lam: Tensor, c: Tensor, sharpness: float) -> t
 def minimised(
     value: Callable[[Tensor, float], tuple[float, Tensor | None]], lam: Tensor, free: Tensor, evaluations: int
 ) -> Tensor:
-    """Minimise a constant over multipliers by L-BFGS; never return something worse than the start.
+    """Minimise a constant over multipliers by L-BFGS, starting at ``lam``; never return something worse than the start.
 
-    Parameters
-    ----------
-    value : callable
-        Maps multipliers and sharpness to the square of the constant and its gradient, like :func:`gain`.
-    lam : Tensor of shape (m,)
-        Starting point.
-    free : bool Tensor of shape (m,)
-        Multipliers that may have either sign; the others stay positive.
-    evaluations : int
-        Maximum number of calls of ``value``: unlike a time budget, it gives the same result on every machine.
+    ``value`` maps multipliers and sharpness to the square of the constant and its gradient, like :func:`gain`. It is called
+    at most ``evaluations`` times: unlike a time budget, this gives the same result on every machine. Multipliers that are
+    ``free`` may have either sign; the others stay positive.
     """
     from scipy.optimize import minimize
 

@@ -40,26 +40,14 @@ NEARLY = 1 - 1e-12
 @final
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One sample, or a batch, in the variables of the local problem. Fixed units are removed; lower bounds are finite.
+    """One sample, or a batch, in the variables of the local problem. Fixed units are removed; lower bounds are finite."""
 
-    Attributes
-    ----------
-    low, high : Tensor of shape (..., m)
-        Distances of the computed activations from their bounds; the upper ones may be infinite.
-    slack : Tensor of shape (..., m)
-        H z - q as computed.
-    low_error, slack_error : Tensor of shape (...)
-        Bounds on the norms of the errors of ``low`` and ``high``, and of ``slack``.
-    drift : Tensor of shape (...)
-        Bound on the distance of the eliminated units from the solution of their equations.
-    """
-
-    low: Tensor
-    high: Tensor
-    slack: Tensor
-    low_error: Tensor
-    slack_error: Tensor
-    drift: Tensor
+    low: Tensor  # (..., m): distances of the computed activations from their bounds
+    high: Tensor  # likewise; may be infinite
+    slack: Tensor  # (..., m): H z - q as computed
+    low_error: Tensor  # (...): bound on the norm of the error of low and high
+    slack_error: Tensor  # (...): bound on the norm of the error of slack
+    drift: Tensor  # (...): bound on the distance of the eliminated units from the solution of their equations
 
     @lazy
     def room(self) -> Tensor:
@@ -74,24 +62,14 @@ class Sample:
 @final
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Nonnegative Lagrange multipliers of the conditions of one sample or a batch; zero where a unit has no such condition.
+    """Nonnegative Lagrange multipliers of the conditions of one sample or a batch; zero where a unit has no such condition."""
 
-    Attributes
-    ----------
-    sigma : Tensor of shape (...)
-        Multiplier of the remaining lead.
-    low, high : Tensor of shape (..., m)
-        Multipliers of the products (v + low) (w + slack) and (v - high) (w + slack).
-    floor, ceiling, sign : Tensor of shape (..., m)
-        Multipliers of v + low, of high - v and of w + slack, which are at least zero.
-    """
-
-    sigma: Tensor
-    low: Tensor
-    high: Tensor
-    floor: Tensor
-    ceiling: Tensor
-    sign: Tensor
+    sigma: Tensor  # (...): multiplier of the remaining lead
+    low: Tensor  # (..., m), as are the following: of the products (v + low) (w + slack)
+    high: Tensor  # of the products (v - high) (w + slack)
+    floor: Tensor  # of v + low, which is at least zero
+    ceiling: Tensor  # of high - v, likewise
+    sign: Tensor  # of w + slack, likewise
 
     @lazy
     def lam(self) -> Tensor:
@@ -133,10 +111,7 @@ class Terms:
 class LocalProblem:
     """The data common to all samples: the programme with free and fixed units eliminated, and initial multipliers.
 
-    Parameters
-    ----------
-    net : LRRN
-        With at least one unknown layer.
+    The network must have at least one unknown layer.
     """
 
     def __init__(self, net: LRRN) -> None:
@@ -236,17 +211,8 @@ class _PairScales:
 def sought(radius: Tensor, lead: Tensor, extra: Tensor, ceiling: Tensor) -> tuple[Tensor, Tensor]:
     """Return the limit of the search for a radius, and the lead minus the errors of later solves.
 
-    Those errors grow with the radius, so their value at the limit bounds them.
-
-    Parameters
-    ----------
-    radius : Tensor
-        Proven radius.
-    lead : Tensor
-    extra : Tensor
-        Decrease of the lead by the errors of later solves, per unit of the radius.
-    ceiling : Tensor
-        Upper limit of the search: a larger radius is of no use.
+    ``radius`` is proven. Those errors grow with it, by ``extra`` per unit, so their value at the limit bounds them. The search
+    goes no further than ``ceiling``: a larger radius is of no use.
     """
     free = extra == 0
     most = torch.maximum(REACH * radius, COST * lead / extra).masked_fill(free, math.inf).minimum(ceiling)

@@ -28,28 +28,15 @@ _UP = 1 + 1e-12
 @final
 @dataclass(frozen=True, eq=False)
 class RootEnergies:
-    """Bounds on s = sqrt(2 E) at x, and on its computed value at a perturbed input.
+    """Bounds on s = sqrt(2 E) at x, and on its computed value at a perturbed input."""
 
-    Attributes
-    ----------
-    lower, upper : float64 Tensor of shape (n,)
-        Bounds on the exact s at x.
-    below, above : float64 Tensor of shape (n,)
-        Largest amounts by which a later computation at x can fall below, or exceed, the exact s.
-    slope : float
-        Growth of ``below`` and ``above`` per unit of perturbation.
-    lipschitz : float
-        Lipschitz constant of the exact s.
-    converged : bool Tensor of shape (n,)
-    """
-
-    lower: Tensor
+    lower: Tensor  # (n,) float64: bounds on the exact s at x
     upper: Tensor
-    below: Tensor
-    above: Tensor
-    slope: float
-    lipschitz: float
-    converged: Tensor
+    below: Tensor  # (n,) float64: largest amount by which a later computation at x can fall below the exact s
+    above: Tensor  # or exceed it
+    slope: float  # growth of below and above per unit of perturbation
+    lipschitz: float  # Lipschitz constant of the exact s
+    converged: Tensor  # (n,) bool
 
     @classmethod
     def of(cls, net: LRRN, x: Tensor, solution: Solution, tol: float, y: Tensor | None = None) -> RootEnergies:

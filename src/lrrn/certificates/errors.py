@@ -28,26 +28,13 @@ class SolveErrors:
     """Bounds on the errors of the activations from which the output is computed, per sample.
 
     At a perturbed input x + delta the error is at most ``later + slope |delta|``.
-
-    Attributes
-    ----------
-    here : float64 Tensor of shape (n,)
-        Proven distance of the solved activations from the exact ones at x.
-    later : float64 Tensor of shape (n,)
-        Largest possible distance from the exact activations, at x, of a solve that reports convergence.
-    slope : float
-        Growth of ``later`` per unit of perturbation.
-    size : float64 Tensor of shape (n,)
-        One plus the norm of the features from which the output is computed. Rounding is relative to it.
-    size_slope : float
-        Growth of ``size`` per unit of perturbation.
     """
 
-    here: Tensor
-    later: Tensor
-    slope: float
-    size: Tensor
-    size_slope: float
+    here: Tensor  # (n,): proven distance of the solved activations from the exact ones at x
+    later: Tensor  # (n,): largest possible distance, at x, of a solve that reports convergence
+    slope: float  # growth of later per unit of perturbation
+    size: Tensor  # (n,): one plus the norm of the features that the output is computed from; rounding is relative to it
+    size_slope: float  # growth of size per unit of perturbation
 
     @classmethod
     def of(cls, net: LRRN, x: Tensor, solution: Solution, tol: float, y: Tensor | None = None) -> SolveErrors:

@@ -1,14 +1,9 @@
 """Local radii: per-sample lower bounds on the norm of the smallest perturbation that changes a label.
 
-Let z be the activations computed at x and z' the exact ones at x + u. With v = z' - z and w = H v - B u, the optimality
-conditions at x + u read, for every unit, in terms of what is known at x (its distance a from the lower bound and its slack g):
-
-    v + a >= 0,    w + g >= 0,    (v + a) (w + g) = 0,
-
-and likewise at an upper bound. A label changes if the lead + c v reaches zero. The least |u|^2 for which that can happen is a
-quadratic programme with complementarity constraints. Its Lagrangian dual is concave and a lower bound for any multipliers. An
-interior-point method (Newton's method with a logarithmic barrier) maximises it. The result is used only after a verified
-factorisation has proven it. See docs/theory/local-radii.md for the derivation.
+In the notation of :mod:`lrrn.certificates.complementarity`, a label changes if the lead + c v reaches zero. The least |u|^2
+for which that can happen is a quadratic programme with complementarity constraints. Its Lagrangian dual is concave and a lower
+bound for any multipliers. An interior-point method (Newton's method with a logarithmic barrier) maximises it. The result is
+used only after a verified factorisation has proven it. See docs/theory/local-radii.md for the derivation.
 """
 
 from __future__ import annotations
@@ -47,27 +42,13 @@ ROOM = 2e-2
 @final
 @dataclass(frozen=True, eq=False)
 class Point:
-    """The dual function at given multipliers.
+    """The dual function at given multipliers."""
 
-    Attributes
-    ----------
-    value : float
-        Value of the dual: no perturbation with a smaller squared norm reduces the lead to zero.
-    barrier : float
-        Logarithm of the determinant of the Lagrangian's quadratic form.
-    factor : Tensor
-        Cholesky factor of that form as a function of v, with u eliminated.
-    half : Tensor
-        Lam R / 2, its block between v and u up to sign.
-    v, u : Tensor
-        Minimiser of the Lagrangian.
-    """
-
-    value: float
-    barrier: float
-    factor: Tensor
-    half: Tensor
-    v: Tensor
+    value: float  # of the dual: no perturbation with a smaller squared norm reduces the lead to zero
+    barrier: float  # logarithm of the determinant of the Lagrangian's quadratic form
+    factor: Tensor  # Cholesky factor of that form as a function of v, with u eliminated
+    half: Tensor  # Lam R / 2, its block between v and u up to sign
+    v: Tensor  # the minimiser of the Lagrangian is (v, u)
     u: Tensor
 
 
@@ -75,19 +56,11 @@ class Point:
 class Dual:
     """Lagrangian dual of the smallest squared norm of a perturbation that reduces one lead of one sample to zero.
 
-    The Lagrangian is |u|^2 plus multipliers times: the remaining lead (the first multiplier); (v + low)(w + slack), which is
-    never positive; (v - high)(w + slack), likewise; -(v + low); -(w + slack) where there is no upper bound; -(high - v). All
-    multipliers are at least zero. Its minimum over v and u is the dual. Most multipliers of the last three kinds stay zero: the
-    lower bound is inactive for a unit far above it, and the sign condition for a unit with a large slack. They are unknowns
-    only where :attr:`active` is true.
-
-    Parameters
-    ----------
-    problem : LocalProblem
-    sample : Sample
-    c, d : Tensor
-        The lead changes by c v + d u.
-    lead : float
+    The lead changes by c v + d u. The Lagrangian is |u|^2 plus multipliers times: the remaining lead (the first multiplier);
+    (v + low)(w + slack), which is never positive; (v - high)(w + slack), likewise; -(v + low); -(w + slack) where there is no
+    upper bound; -(high - v). All multipliers are at least zero. Its minimum over v and u is the dual. Most multipliers of the
+    last three kinds stay zero: the lower bound is inactive for a unit far above it, and the sign condition for a unit with a
+    large slack. They are unknowns only where :attr:`active` is true.
     """
 
     def __init__(self, problem: LocalProblem, sample: Sample, c: Tensor, d: Tensor, lead: float) -> None:
@@ -332,9 +305,7 @@ def local_radius(
     ----------
     problem : LocalProblem
     z, g : Tensor of shape (dim,)
-        Computed activations and slack.
-    g_error : Tensor of shape ()
-        Bound on the norm of the rounding error of ``g``.
+        Computed activations and slack; ``g_error`` bounds the norm of the rounding error of ``g``.
     label : int
         The predicted output.
     leads : Tensor of shape (d_L,)
@@ -344,10 +315,6 @@ def local_radius(
         a later solve.
     target_radius : float, optional
         Largest radius of interest. The search tries to raise smaller radii to it and stops there.
-
-    Returns
-    -------
-    float
     """
     others = [j for j in range(len(leads)) if j != label]
     known = {j: float(leads[j] / rates[j].sum()) for j in others}

@@ -25,21 +25,11 @@ _LOST = math.sqrt(verified.UNDERFLOW)
 @final
 @dataclass(frozen=True, eq=False)
 class OutputConstants:
-    """Constants of the outputs y_i (shape (d_L,)) or of the differences y_i - y_j (shape (d_L, d_L)).
+    """Constants of the outputs y_i (shape (d_L,)) or of the differences y_i - y_j (shape (d_L, d_L)), in float64."""
 
-    Attributes
-    ----------
-    rho : float64 Tensor
-        Lipschitz constants with respect to x.
-    error : float64 Tensor
-        Factors from the error of the computed activations to that of the output.
-    rounding : float64 Tensor
-        Factors from the size of the features to the rounding error of the read-out.
-    """
-
-    rho: Tensor
-    error: Tensor
-    rounding: Tensor
+    rho: Tensor  # Lipschitz constants with respect to x
+    error: Tensor  # factors from the error of the computed activations to that of the output
+    rounding: Tensor  # factors from the size of the features to the rounding error of the read-out
 
 
 _known: WeakKeyDictionary[LiftedEnergy, dict[tuple[str, str, float], Tensor]] = WeakKeyDictionary()
@@ -89,15 +79,9 @@ def single_constants(net: LRRN, method: str = "auto", seconds: float | None = No
 def pair_constants(net: LRRN, method: str, seconds: float | None = None) -> OutputConstants:
     """Return the constants of every difference of two outputs; cached until the parameters change.
 
-    Parameters
-    ----------
-    net : LRRN
-    method : {"paper", "pairwise", "spectral", "multiplier", "auto"}
-        "paper" uses sqrt(2) times the paper's constant for every pair. "pairwise" and "spectral" bound each pair separately,
-        from the paper's and from the spectral bound on the features. "multiplier" and "auto" then optimise multipliers for each
-        pair.
-    seconds : float, optional
-        Budget of the optimisation, by default that of :meth:`LRRN.lipschitz`.
+    "paper" uses sqrt(2) times the paper's constant for every pair. "pairwise" and "spectral" bound each pair separately, from
+    the paper's and from the spectral bound on the features. "multiplier" and "auto" then optimise multipliers for each pair,
+    within the budget of :meth:`LRRN.lipschitz` unless ``seconds`` is given.
     """
     known = _pairs.setdefault(net.energy_snapshot(torch.float64), {})
     if (method, seconds) not in known:

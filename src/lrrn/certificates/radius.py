@@ -150,16 +150,7 @@ def certify_solution(
 ) -> Certificate:
     """Certify labels from a given solution, so that several methods can share one solve.
 
-    Parameters
-    ----------
-    net, x, method, guarantee, seconds, tol, target_radius
-        As in :func:`certify`, but ``x`` in float64.
-    solution : Solution
-        Result of :meth:`LRRN.infer` for the same ``x`` and ``tol``.
-
-    Returns
-    -------
-    Certificate
+    ``solution`` is the result of :meth:`LRRN.infer` for the same float64 ``x`` and ``tol``; the rest is as in :func:`certify`.
     """
     constants = pair_constants(net, "multiplier" if method in BY_SAMPLE else method, seconds)
     errors = SolveErrors.of(net, x, solution, tol)

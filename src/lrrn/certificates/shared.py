@@ -48,10 +48,7 @@ PAIRS = 0.05
 class SharedForm:
     """Quadratic part of the Lagrangian for fixed multipliers of products; common to all samples and all pairs of outputs.
 
-    Parameters
-    ----------
-    problem : LocalProblem
-        With at least one unit that can move.
+    At least one unit must be able to move.
     """
 
     def __init__(self, problem: LocalProblem) -> None:
@@ -103,14 +100,9 @@ class SharedForm:
         return self.duals[group]
 
     def lower_bound(self, by_v: Tensor, by_u: Tensor, error: Tensor) -> Tensor:
-        """Return proven lower bounds on the form plus linear terms, over all v and u.
+        """Return proven lower bounds on the form plus linear terms ``by_v`` and ``by_u``, over all v and u.
 
-        Parameters
-        ----------
-        by_v, by_u : Tensor of shape (n, m) and (n, r)
-            The linear terms.
-        error : Tensor of shape (n,)
-            Bound on the norm of the error of the whole, as a quadratic form of (v, u, 1).
+        ``error`` bounds the norm of the error of the whole, as a quadratic form of (v, u, 1), per sample.
         """
         v = torch.cholesky_solve((by_v + by_u @ self.half.mT).mT, self.factor).mT / -2
         u = v @ self.half - by_u / 2
@@ -135,11 +127,6 @@ class SharedDual:
     Its unknowns are the first multiplier and the coefficients of v and of w in the Lagrangian. The first multiplier has one
     entry per pair of a label and another output, all but one of which are fixed at zero. The coefficient of v has two parts
     where a unit has an upper bound.
-
-    Parameters
-    ----------
-    form : SharedForm
-    labels : range
     """
 
     def __init__(self, form: SharedForm, labels: range) -> None:
@@ -177,14 +164,7 @@ class SharedDual:
     def proven(self, sample: Sample, pair: Tensor, lead: Tensor) -> Tensor:
         """Return proven lower bounds on the squared norm of a perturbation that reduces the lead to zero.
 
-        Parameters
-        ----------
-        sample : Sample
-            A batch.
-        pair : int64 Tensor of shape (n,)
-            Indices of the pairs of label and competing output.
-        lead : Tensor of shape (n,)
-            Leads of the labels over those outputs, above zero.
+        ``pair`` holds the indices of the pairs of label and competing output, ``lead`` the leads there, above zero.
         """
         return self._proven(sample, pair, lead, self.terms(sample, pair, lead))
 
@@ -241,28 +221,9 @@ def shared_radii(
     rates: Tensor,
     target_radius: float = math.inf,
 ) -> Tensor:
-    """Return certified radii, at least those of the global Lipschitz constants.
+    """Return certified radii of a batch, of shape (n,), at least those of the global Lipschitz constants.
 
-    Parameters
-    ----------
-    form : SharedForm
-    z, g : Tensor of shape (n, dim)
-        Computed activations and slack.
-    g_error : Tensor of shape (n,)
-        Bounds on the norm of the rounding error of ``g``.
-    best : int64 Tensor of shape (n,)
-        The predicted outputs.
-    leads : Tensor of shape (n, d_L)
-        Leads of the predicted outputs over every other output, minus errors.
-    rates : Tensor of shape (n, d_L, 2)
-        For each other output: the proven global Lipschitz constant of the difference, and the addition to it for the errors of
-        a later solve.
-    target_radius : float, optional
-        Largest radius of interest; the search stops there.
-
-    Returns
-    -------
-    float64 Tensor of shape (n,)
+    The arguments are those of :func:`lrrn.certificates.local.local_radius`, with one row per sample.
     """
     problem = form.problem
     best, leads, rates = (t.to(problem.device) for t in (best, leads, rates))

@@ -20,21 +20,7 @@ MAX_BYTES = 2**31
 
 
 def read_idx(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
-    """Read an idx file of bytes, gzip-compressed or not.
-
-    Parameters
-    ----------
-    path : path-like
-
-    Returns
-    -------
-    uint8 array
-
-    Raises
-    ------
-    DataError
-        The file is missing, cannot be read or is damaged.
-    """
+    """Read an idx file of bytes, gzip-compressed or not; raise a DataError if it is missing, unreadable or damaged."""
     path = Path(path)
     check_there(path)
     packed = path.suffix == ".gz"

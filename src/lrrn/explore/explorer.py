@@ -24,12 +24,7 @@ Opener = Callable[[Callable[[int, int], None]], Opened]
 class Explorer:
     """Holds the session that answers the page's requests, and its state until there is one.
 
-    Parameters
-    ----------
-    name : str
-        Name of the model.
-    opener : callable
-        Creates the session; called in a separate thread.
+    ``opener`` creates the session; it is called in a separate thread.
     """
 
     def __init__(self, name: str, opener: Opener) -> None:

@@ -43,11 +43,9 @@ def run(
     Parameters
     ----------
     path : Path, optional
-        A saved model; if not given, one is trained on digits.
+        A saved model; if not given, one is trained on digits, from ``seed``.
     data, image_shape, device
         As in :func:`~lrrn.explore.opening.open_file`.
-    seed : int
-        Seed of the training.
     host, port
         As in :func:`bind`.
     show : bool
@@ -86,14 +84,7 @@ def run(
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """Return a listening socket.
-
-    Parameters
-    ----------
-    host : str
-    port : int, optional
-        0 for any free port. If not given, the default port or, if that is taken, any free port.
-    """
+    """Return a listening socket. Port 0 is any free port, None the default port or, if that is taken, any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for attempt in (USUAL_PORT, 0) if port is None else (port,):
         # asyncio sets TCP_NODELAY only if the protocol is given; otherwise a response waits 40 ms for an acknowledgement
@@ -121,15 +112,7 @@ def address(listener: socket.socket) -> str:
 
 
 def prepared(explorer: Explorer, host: str, listener: socket.socket) -> uvicorn.Server:
-    """Return a server for a socket; ``run(sockets=[listener])`` answers requests until it is interrupted.
-
-    Parameters
-    ----------
-    explorer : Explorer
-    host : str
-        As given to :func:`bind`.
-    listener : socket
-    """
+    """Return a server for a socket; ``run(sockets=[listener])`` answers requests until it is interrupted."""
     # errors are logged where they become responses; the server's own log shows only requests, and only on demand
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     verbose = logging.getLogger().isEnabledFor(logging.INFO)

@@ -42,18 +42,8 @@ def open_file(
 ) -> Opened:
     """Open a saved classifier or energy model.
 
-    Parameters
-    ----------
-    path : Path
-    device : str
-    image_shape : (int, int), optional
-        Height and width; by default those in the file, or else a square.
-    data : (str, array, array or None), optional
-        Name, features and labels of samples to compare with, instead of the reference in the file.
-
-    Returns
-    -------
-    Opened
+    Height and width of images are by default those in the file, or else those of a square. ``data`` is name, features and
+    labels of samples to compare with, instead of the reference in the file.
     """
     model = load(path, device=device)
     checked = _explorable(path, model)
@@ -73,15 +63,9 @@ def open_file(
 def train_digits(seed: int, device: str, progress: Callable[[int, int], None]) -> Opened:
     """Train a small classifier on scikit-learn's digits, in memory and within seconds.
 
-    The loss is the contrastive loss plus a small multiple of the free energy. This term costs almost no accuracy. It trains the
-    energy to detect out-of-distribution inputs and the layers to reconstruct; the contrastive loss alone does neither.
-
-    Parameters
-    ----------
-    seed : int
-    device : str
-    progress : callable
-        Called with the number of finished epochs and the total number of epochs.
+    The loss is the contrastive loss plus a small multiple of the free energy. This term costs almost no accuracy. It trains
+    the energy to detect out-of-distribution inputs and the layers to reconstruct; the contrastive loss alone does neither.
+    ``progress`` is called with the number of finished epochs and the total number of epochs.
     """
     X, y = datasets.load("digits", "train")
 

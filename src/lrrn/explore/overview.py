@@ -24,19 +24,7 @@ NO_REFERENCE = (
 
 
 def describe(session: Session, name: str) -> dict[str, Any]:
-    """Describe a model, its filters and its reference.
-
-    Parameters
-    ----------
-    session : Session
-    name : str
-        Name of the model on the page.
-
-    Returns
-    -------
-    dict
-        Serialisable as JSON.
-    """
+    """Describe a model, under a name for the page, its filters and its reference, by JSON values."""
     model, net = session.model, session.model.network_
     classifier = isinstance(model, LRRNClassifier)
     return {

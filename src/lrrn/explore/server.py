@@ -56,14 +56,7 @@ class Refusal(Exception):
 
 
 def application(explorer: Explorer, host: str, port: int) -> ASGI:
-    """Return the ASGI application.
-
-    Parameters
-    ----------
-    explorer : Explorer
-    host, port
-        Address of the server; requests for other host names are refused.
-    """
+    """Return the ASGI application. Requests for other hosts than its own, ``host`` and ``port``, are refused."""
     routes = [
         *(Route(path, _constant(content, kind)) for path, (content, kind) in _assets().items()),
         Route("/api/state", _getter(explorer.state)),
@@ -81,15 +74,8 @@ def application(explorer: Explorer, host: str, port: int) -> ASGI:
 class Guard:
     """Middleware against cross-site requests and DNS rebinding; it also adds security headers to responses.
 
-    DNS rebinding shows in the Host header: it has the foreign name that resolves to this machine. A cross-site script shows in
-    the Origin header.
-
-    Parameters
-    ----------
-    app : ASGI application
-    host : str
-        Address that the server is bound to.
-    port : int
+    DNS rebinding shows in the Host header: it has the foreign name that resolves to this machine. A cross-site script shows
+    in the Origin header. ``host`` is the address that the server is bound to.
     """
 
     def __init__(self, app: ASGI, host: str, port: int) -> None:

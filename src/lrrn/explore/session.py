@@ -37,16 +37,7 @@ BUDGET = 1.0
 
 @final
 class Session:
-    """A fitted model that answers queries about one image at a time.
-
-    Parameters
-    ----------
-    model : LRRNClassifier or LRRNEnergyModel
-    image_shape : (int, int)
-        Height and width.
-    reference : Reference, optional
-        Held-out samples to compare with.
-    """
+    """A fitted model that answers queries about one image at a time; held-out samples, to compare with, are optional."""
 
     def __init__(self, model: Explorable, image_shape: tuple[int, int], reference: Reference | None) -> None:
         self.model, self.image_shape, self.reference = model, image_shape, reference
@@ -142,11 +133,7 @@ class Session:
     def attack(self, pixels: Array, keep: bool) -> dict[str, Any]:
         """Attack an image at norms from 0 to well beyond the nearest change of label that is found.
 
-        Parameters
-        ----------
-        pixels : array of shape (n_pixels,)
-        keep : bool
-            Whether grey values must stay within the range of the data; the certificate does not require this.
+        With ``keep``, grey values stay within the range of the data; the certificate does not require this.
         """
         self._check("attack")
         model, net = self.model, self._net

@@ -36,7 +36,7 @@ def minimiser(
     start: Tensor | None = None,
     energy: LiftedEnergy | None = None,
 ) -> Tensor:
-    """Return the stacked minimiser of the free phase, differentiable once in ``x`` and the parameters.
+    """Return the stacked minimiser of the free phase, of shape (n, dim), differentiable once in ``x`` and the parameters.
 
     Parameters
     ----------
@@ -51,10 +51,6 @@ def minimiser(
         Warm start of the free phase.
     energy : LiftedEnergy, optional
         Energy of these parameters, detached. If given, its Hessian is reused instead of being built again.
-
-    Returns
-    -------
-    Tensor of shape (n, dim)
     """
     structure = fit(policy, energy_of(parameters) if energy is None else energy, x)
     return _Minimiser.apply(_Way(energy_of, policy, structure, False), energy, start, x, *parameters)

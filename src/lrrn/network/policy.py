@@ -71,16 +71,7 @@ class SolvePolicy:
         return Tolerances(tol, min(aim, tol))
 
     def solve(self, qp: BoxQP, phase: str, start: Tensor | None = None) -> QPSolution:
-        """Solve a phase and notify the observer.
-
-        Parameters
-        ----------
-        qp : BoxQP
-            Free, clamped, nudged or adjoint.
-        phase : str
-            Its name.
-        start : Tensor of shape (n, dim), optional
-        """
+        """Solve a phase (free, clamped, nudged or adjoint), with an optional warm start, and notify the observer."""
         goal = self.tolerances(qp.q.dtype)
         if self.fixed_sweeps is not None:
             solved = solve_fixed(qp, self.fixed_sweeps, tol=goal.must, aim=goal.aim, start=start)

@@ -62,16 +62,8 @@ class Adjoint(NamedTuple):
 class SmallBatch:
     """The free phase of one batch and its adjoint.
 
-    It keeps no reference to its results: together with the autograd node, one would form a reference cycle.
-
-    Parameters
-    ----------
-    structure : Structure
-        Structure of the network, from :func:`fit`.
-    parameters : sequence of Tensor
-        All W, then all b, then all c.
-    x : Tensor of shape (n, d_0)
-    tolerances : Tolerances
+    It keeps no reference to its results: together with the autograd node, one would form a reference cycle. The parameters
+    are all W, then all b, then all c.
     """
 
     def __init__(self, structure: Structure, parameters: Sequence[Tensor], x: Tensor, tolerances: Tolerances) -> None:
@@ -117,14 +109,7 @@ class SmallBatch:
     def adjoint(self, given: Tensor, with_x: bool, of_output: bool = False) -> Adjoint | None:
         """Solve the adjoint for the derivatives of a loss in the minimiser; return None if it takes too many sweeps.
 
-        Parameters
-        ----------
-        given : Tensor of shape (n, dim)
-            Derivatives in the minimiser; with ``of_output``, derivatives in the output, of shape (n, d_L).
-        with_x : bool
-            Whether to compute derivatives in x.
-        of_output : bool
-            Whether ``given`` holds derivatives in the output.
+        With ``of_output``, derivatives in the output are given instead. ``with_x`` asks for derivatives in x.
         """
         from lrrn.kernels.cpu.small_batch import backward
 
@@ -199,34 +184,16 @@ class _Report:
 @final
 @dataclass(frozen=True)
 class Structure:
-    """Arguments of compiled kernels that describe a network, apart from its parameters.
+    """Arguments of compiled kernels that describe a network, apart from its parameters."""
 
-    Attributes
-    ----------
-    layers : tuple of ndarray
-        All fields of :class:`~lrrn.kernels.cpu.arguments.Network` but the parameters.
-    n_free : int
-        Number of layers that are unknowns of the free phase.
-    plan : tuple
-        The panel plan of the free phase.
-    lo, hi : Tensor of shape (1, dim)
-        Its bounds.
-    from_zero : bool
-        Whether zero is feasible.
-    reconstructs : bool
-        Whether the first layer has a reconstruction term, so that W_0 W_0^T is needed.
-    outputs : int
-        Width of the output.
-    """
-
-    layers: tuple[np.ndarray, ...]
-    n_free: int
-    plan: tuple[np.ndarray, np.ndarray, int, int]
-    lo: Tensor
+    layers: tuple[np.ndarray, ...]  # all fields of lrrn.kernels.cpu.arguments.Network but the parameters
+    n_free: int  # number of layers that are unknowns of the free phase
+    plan: tuple[np.ndarray, np.ndarray, int, int]  # panel plan of the free phase
+    lo: Tensor  # (1, dim): its bounds
     hi: Tensor
-    from_zero: bool
-    reconstructs: bool
-    outputs: int
+    from_zero: bool  # whether zero is feasible
+    reconstructs: bool  # whether the first layer has a reconstruction term, so that W_0 W_0^T is needed
+    outputs: int  # width of the output
 
 
 def structure_of(energy: LiftedEnergy) -> Structure:

@@ -247,11 +247,9 @@ def attack_distances(
     net, x, label, steps, restarts, clip, seed
         As in :func:`lrrn.attacks.pgd`.
     sizes : sequence of float
-        Perturbation sizes of the gradient ascents, in the units of what was measured.
+        Perturbation sizes of the gradient ascents; one unit of x is ``scale`` of their units.
     measured : callable
         Maps sample indices and perturbed inputs to the norms of the perturbations that succeeded, ``inf`` for the others.
-    scale : float, default=1.0
-        One unit of x in units of what was measured.
     """
     distances = measured(np.arange(len(x)), minimal_perturbation(net, x, label, seed=seed, clip=clip).x)
     for size in sizes:

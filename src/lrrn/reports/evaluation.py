@@ -185,22 +185,8 @@ def reference_of(
 ) -> Reference:
     """Return the reference stored with a model: statistics of held-out samples, and samples if they are public.
 
-    Parameters
-    ----------
-    model : LRRNClassifier or LRRNEnergyModel
-    X : array of shape (n_samples, n_features)
-    y : array of shape (n_samples,), optional
-    image_shape : (int, int), optional
-    source : str
-        Description of where the samples come from.
-    keep : int
-        Number of samples to include, taken from every class in turn; 0 keeps them private.
-    score, radii, energies
-        As in :class:`Evaluation`.
-
-    Returns
-    -------
-    Reference
+    ``source`` describes where the samples come from. ``keep`` of them are included, taken from every class in turn; 0 keeps
+    them private. Scores, radii and energies are as in :class:`Evaluation`.
     """
     labels = np.full(len(X), UNKNOWN, dtype=np.int64)
     order = np.arange(len(X))

@@ -35,13 +35,7 @@ img { image-rendering: pixelated; max-width: 100%; }
 
 @final
 class Page:
-    """Collects parts and writes them as one HTML file.
-
-    Parameters
-    ----------
-    title : str
-        Title and first heading.
-    """
+    """Collects parts and writes them as one HTML file, under a title that is the first heading too."""
 
     def __init__(self, title: str) -> None:
         self._title = title

@@ -38,19 +38,8 @@ SUFFIXES = (".npz", ".parquet")
 def over_rows(rows: Rows, size: int, work: Work, parts: Parts | None = None) -> Columns:
     """Apply ``work`` to all rows, distributed over the ranks, and return its columns, merged in order, on every rank.
 
-    Parameters
-    ----------
-    rows : Rows
-        Every feature is checked to be finite before any work is done.
-    size : int
-        Rows in a chunk.
-    work : callable
-    parts : Parts, optional
-        Where to store intermediate columns; in memory if not given.
-
-    Returns
-    -------
-    dict of str to array
+    Chunks have ``size`` rows. Every feature is checked to be finite before any work is done. Intermediate columns are
+    stored in ``parts``, or in memory if there are none.
     """
     team = ranks.current()
     n_chunks = -(-rows.n_samples // size)
@@ -112,12 +101,7 @@ def _merged(parts: list[Columns]) -> Columns:
 class Parts:
     """Part files, each with the columns of some chunks, in a folder beside the file they will be merged into.
 
-    Parameters
-    ----------
-    path : path-like
-        The output file, ``.npz`` or ``.parquet``.
-    run : dict
-        Identifies the run: parts of other runs are refused.
+    ``run`` identifies the run: parts of other runs are refused.
     """
 
     def __init__(self, path: Path, run: dict[str, Any]) -> None:

@@ -41,15 +41,7 @@ class WriteError(OSError):
 def write(path: str | os.PathLike[str], kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Write tensors and a header atomically: the file is either the old or the new one, never a partial one.
 
-    Parameters
-    ----------
-    path : path-like
-        The file.
-    kind : str
-        Kind of the content, checked when the file is read.
-    tensors : dict of str to Tensor
-    header : dict
-        Any value that JSON can represent.
+    ``kind`` is checked when the file is read. The header may be any value that JSON can represent.
     """
     envelope = {"kind": kind, "version": VERSION, "header": header}
     contiguous = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
@@ -59,15 +51,7 @@ def write(path: str | os.PathLike[str], kind: str, tensors: dict[str, Tensor], h
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file atomically: write a temporary file beside it, flush it to disk, rename it. Write special files directly.
 
-    Parameters
-    ----------
-    path : path-like
-    content : bytes
-
-    Raises
-    ------
-    WriteError
-        For example, the disk is full or the folder is not writable. An existing file is unchanged.
+    A :class:`WriteError`, for example on a full disk, leaves an existing file unchanged.
     """
     target, part = _behind_links(path), None
     try:
@@ -130,27 +114,14 @@ def clear_remains(path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str], *kinds: str) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
-    """Read a file written by :func:`write`.
-
-    Parameters
-    ----------
-    path : path-like
-        The file.
-    *kinds : str
-        Accepted kinds of content.
-
-    Returns
-    -------
-    kind : str
-    tensors : dict of str to Tensor
-    header : dict
+    """Read a file written by :func:`write`; return its kind, its tensors and its header.
 
     Raises
     ------
     FileNotFoundError
         There is no such file.
     FileFormatError
-        It is truncated, damaged, not a file of this package, of another kind or of a newer release.
+        It is truncated, damaged, not a file of this package, of another kind than ``kinds`` or of a newer release.
     OSError
         It cannot be read.
     """

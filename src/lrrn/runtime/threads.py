@@ -119,14 +119,8 @@ def _limit_blas() -> Any:
 def over_rows(work: Callable[[int, int], None], n_rows: int, min_rows: int) -> None:
     """Call ``work(start, stop)`` for consecutive parts of ``n_rows``, on as many threads as save time.
 
-    Parameters
-    ----------
-    work : callable
-        Must access only the given rows, and release the global interpreter lock for any speed-up.
-    n_rows : int
-        Number of rows.
-    min_rows : int
-        Minimum number of rows per thread.
+    ``work`` must access only the given rows, and release the global interpreter lock for any speed-up. A thread gets at
+    least ``min_rows``.
     """
     parts = max(1, min(workers(), n_rows // min_rows))
     edges = [n_rows * i // parts for i in range(parts + 1)]

@@ -23,25 +23,10 @@ class _State(NamedTuple):
 
 
 def centre(qp: BoxQP, z: Tensor, max_iterations: int, accuracy: float = 1e-10) -> tuple[Tensor, Tensor]:
-    """Follow the central path until complementarity and dual infeasibility are small.
+    """Follow the central path until complementarity and dual infeasibility are at most ``accuracy``.
 
-    Parameters
-    ----------
-    qp : BoxQP
-        Float64 problems, scaled to a unit diagonal and a ``q`` of norm about one.
-    z : Tensor of shape (n, dim)
-        Feasible start.
-    max_iterations : int
-        Maximum number of iterations.
-    accuracy : float, default=1e-10
-        Tolerance of the stopping criterion.
-
-    Returns
-    -------
-    z : Tensor of shape (n, dim)
-        A feasible point. Units whose bounds are active lie on them.
-    iterations : int64 Tensor of shape (n,)
-        Iterations spent.
+    The problems are in float64, scaled to a unit diagonal and a ``q`` of norm about one, and ``z`` is a feasible start.
+    Return feasible points, with units on those bounds that are active, and the number of iterations of each sample.
     """
     used = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
     result = z.clone()

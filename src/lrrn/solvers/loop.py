@@ -75,23 +75,8 @@ def solve(
 def solve_fixed(qp: BoxQP, sweeps: int, *, tol: float, aim: float, start: Tensor | None = None) -> QPSolution:
     """Solve by a fixed number of accelerated sweeps without synchronising with the device, as a CUDA graph requires.
 
-    Parameters
-    ----------
-    qp : BoxQP
-        The problems.
-    sweeps : int
-        Total number of sweeps.
-    tol : float
-        As in :func:`solve`; samples that miss it are flagged in the status.
-    aim : float
-        Target relative residual. It determines the number of rounds: sweeps in half precision gain at most three digits
-        before the residual must be recomputed.
-    start : Tensor of shape (n, dim), optional
-
-    Returns
-    -------
-    QPSolution
-        As from :func:`solve`.
+    Arguments are as in :func:`solve`; samples that miss ``tol`` are flagged in the status. The target ``aim`` determines
+    the number of rounds: sweeps in half precision gain at most three digits before the residual must be recomputed.
     """
     z = _cold_start(qp) if start is None else qp.project(start.to(qp.q)).contiguous()
     stepper = SOLVERS["accelerated"].begin(qp)

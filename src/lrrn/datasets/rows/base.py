@@ -104,14 +104,7 @@ class FirstRows(Rows):
 
 @final
 class ArrayRows(Rows):
-    """Arrays in memory, or memory maps, of which only the pages of one chunk stay in memory.
-
-    Parameters
-    ----------
-    X : array of shape (n_samples, n_features)
-    y : array of shape (n_samples,) or (n_samples, n_targets), optional
-    name : str, default="X"
-    """
+    """Arrays in memory, or memory maps, of which only the pages of one chunk stay in memory."""
 
     def __init__(self, X: Array, y: Array | None = None, name: str = "X") -> None:
         self._X, self._y, self.name = X, y, name
