@@ -155,7 +155,9 @@ def test_a_prediction_that_takes_too_long_goes_on_the_general_way(name, slow, mo
 def test_what_float32_sweeps_leave_meets_the_tolerance_in_float64(tol):
     net, x = network("deep, betas apart"), torch.rand(20, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     energy = net.energy_now()
-    found = SmallBatch(structure_of(energy), net.flat_parameters(), x, Tolerances(tol, tol)).minimise(None)
+    found = SmallBatch(
+        structure_of(energy), torch.cat([p.detach().flatten() for p in net.flat_parameters()]), x, Tolerances(tol, tol)
+    ).minimise(None)
     qp = energy.free(x)
     assert found.converged and bool((qp.residual(found.solution.z) <= tol * qp.scale * (1 + 1e-3)).all())
     torch.testing.assert_close(found.solution.residual, qp.residual(found.solution.z), rtol=1e-6, atol=1e-13)
@@ -186,11 +188,18 @@ def test_products_with_their_own_transpose(shape, dtype):
 def test_a_residual_above_the_tolerance_is_not_converged():
     net, x = network("paper"), torch.rand(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     energy = net.energy_now()
-    found = SmallBatch(structure_of(energy), net.flat_parameters(), x, Tolerances(1e-9, 1e-9)).minimise(None)
+    found = SmallBatch(
+        structure_of(energy), torch.cat([p.detach().flatten() for p in net.flat_parameters()]), x, Tolerances(1e-9, 1e-9)
+    ).minimise(None)
     assert found.converged and bool((found.solution.residual <= 1e-9 * found.scale).all())
     # aiming lower than rounding allows is no failure; missing what must be reached is one
     assert (
-        SmallBatch(structure_of(energy), net.flat_parameters(), x, Tolerances(1e-20, 1e-20)).minimise(None).converged is False
+        SmallBatch(
+            structure_of(energy), torch.cat([p.detach().flatten() for p in net.flat_parameters()]), x, Tolerances(1e-20, 1e-20)
+        )
+        .minimise(None)
+        .converged
+        is False
     )
     assert Tolerances(1e-6, 1e-13).limit == pytest.approx(3e-13) and Tolerances(1e-6, 1e-6).limit == 1e-6
     qp = energy.free(x)

@@ -55,18 +55,23 @@ class Margin:
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict with implicit differentiation and return the loss."""
         if self.adversarial_eps == 0:
-            return self._loss(_scores(net, batch), batch)
+            return self.loss(_scores(net, batch), batch)
         parameters = [p.detach().to(batch.x.dtype) for p in net.flat_parameters()]
         energy = net.energy_of(parameters)
         attacked = self._attacked(net, parameters, energy, batch)
         scores = _scores(net, attacked, energy)
         batch.activations = attacked.start
-        return self._loss(scores, batch)
+        return self.loss(scores, batch)
 
-    def _loss(self, scores: Tensor, batch: Batch) -> Tensor:
+    def loss(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of given scores."""
         temperature = _at(self.temperature, batch.progress)
         logits = self._logits(scores, batch)
         return temperature * functional.cross_entropy(logits, needed(batch.label), reduction="none")
+
+    def slope(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the derivative of the loss in the scores."""
+        return self._logits(scores, batch).softmax(1).sub_(needed(batch.target))
 
     def _logits(self, scores: Tensor, batch: Batch) -> Tensor:
         margin, temperature = _at(self.margin, batch.progress), _at(self.temperature, batch.progress)
@@ -74,17 +79,27 @@ class Margin:
 
     def _attacked(self, net: LRRN, parameters: list[Tensor], energy: LiftedEnergy, batch: Batch) -> Batch:
         """Perturb the inputs along the gradient; solves there warm-start from the activations at the original inputs."""
-        right = needed(batch.label)[:, None]
         with torch.enable_grad():
             x = batch.x.detach().requires_grad_(True)
             z = minimiser(net.energy_of, batch.policy, x, parameters, batch.start, energy)
-            logits = self._logits(energy.output(x, z), batch)
-            # the loss is an increasing function of this lead, whose gradient does not vanish in float32 where the loss is small
-            lead = logits.scatter(1, right, -math.inf).logsumexp(1) - logits.gather(1, right)[:, 0]
-            (slope,) = torch.autograd.grad(lead.sum(), x)
+            scores = energy.output(x, z)
+            (slope,) = torch.autograd.grad(scores, x, self.attack_slope(scores.detach(), batch))
+        return replace(batch, x=self.attacked(slope, batch), start=z.detach())
+
+    def attack_slope(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the derivative in the scores of what an attack increases.
+
+        That is log sum exp over the wrong logits, minus the right logit, times T. The loss is an increasing function of it, and
+        its gradient does not vanish in float32 where the loss is small.
+        """
+        target = needed(batch.target)
+        return self._logits(scores, batch).masked_fill_(target > 0, -math.inf).softmax(1).sub_(target)
+
+    def attacked(self, slope: Tensor, batch: Batch) -> Tensor:
+        """Return the inputs, moved by ``adversarial_eps`` along the derivatives in x."""
         size = torch.linalg.vector_norm(slope, dim=1, keepdim=True)
         step = _at(self.adversarial_eps, batch.progress) / torch.where(size > 0, size, 1)
-        return replace(batch, x=torch.addcmul(batch.x, slope, step), start=z.detach())
+        return torch.addcmul(batch.x, slope, step)
 
     @torch.no_grad()
     def project(self, net: LRRN) -> None:
@@ -101,7 +116,15 @@ class CrossEntropy:
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict and return the loss."""
-        return functional.cross_entropy(_scores(net, batch), needed(batch.label), reduction="none")
+        return self.loss(_scores(net, batch), batch)
+
+    def loss(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of given scores."""
+        return functional.cross_entropy(scores, needed(batch.label), reduction="none")
+
+    def slope(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the derivative of the loss in the scores."""
+        return scores.softmax(1).sub_(needed(batch.target))
 
 
 @final
@@ -112,7 +135,15 @@ class SquaredError:
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict and return the loss."""
-        return 0.5 * (_scores(net, batch) - needed(batch.target)).square().sum(-1)
+        return self.loss(_scores(net, batch), batch)
+
+    def loss(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of given predictions."""
+        return 0.5 * (scores - needed(batch.target)).square().sum(-1)
+
+    def slope(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the derivative of the loss in the predictions."""
+        return scores - needed(batch.target)
 
 
 def _at(value: float | tuple[float, float], progress: float | Tensor) -> float | Tensor:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd.function import FunctionCtx
 
 from lrrn.energy import LiftedEnergy
@@ -94,7 +95,8 @@ class _Minimiser(torch.autograd.Function):
     ) -> Tensor:
         ctx.way, ctx.small, ctx.energy = way, None, energy
         if way.structure is not None:
-            small = SmallBatch(way.structure, parameters, x, way.policy.tolerances(x.dtype))
+            flat = _flatten_dense_tensors(parameters)
+            small = SmallBatch(way.structure, flat, x, way.policy.tolerances(x.dtype))
             found = small.minimise(start, way.reads_out)
             start = found.solution.z
             if found.converged:
@@ -115,10 +117,12 @@ class _Minimiser(torch.autograd.Function):
         x, z, *parameters = ctx.saved_tensors
         grads: tuple[Tensor | None, ...]
         with torch.no_grad(), without_autocast(x.device):
-            found = None if ctx.small is None else ctx.small.adjoint(given, ctx.needs_input_grad[3], way.reads_out)
+            found, flat = None, x.new_empty(sum(p.numel() for p in parameters))
+            if ctx.small is not None:
+                found = ctx.small.adjoint(given, flat, ctx.needs_input_grad[3], way.reads_out)
             if found is not None:
                 way.policy.observer(found.solution, found.scale, ctx.small.tolerances.must, ADJOINT)
-                grads = (found.d_x, *found.derivatives)
+                grads = (found.d_x, *_unflatten_dense_tensors(flat, parameters))
             else:
                 energy = way.energy_of([p.detach() for p in parameters]) if ctx.energy is None else ctx.energy
                 backward = _read_out_backward if way.reads_out else _general_backward

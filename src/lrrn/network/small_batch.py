@@ -8,7 +8,7 @@ fit enters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -17,7 +17,6 @@ from typing import NamedTuple, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 
 from lrrn.energy import LiftedEnergy
 from lrrn.energy.constraints import Interval, bounds
@@ -50,11 +49,10 @@ class Minimum(NamedTuple):
 
 @final
 class Adjoint(NamedTuple):
-    """The solution of the adjoint, the scale of its residuals, and derivatives in the parameters and, if requested, in x."""
+    """The solution of the adjoint, the scale of its residuals, and derivatives in x, if requested."""
 
     solution: QPSolution
     scale: Tensor
-    derivatives: Sequence[Tensor]
     d_x: Tensor | None
 
 
@@ -63,12 +61,12 @@ class SmallBatch:
     """The free phase of one batch and its adjoint.
 
     It keeps no reference to its results: together with the autograd node, one would form a reference cycle. The parameters
-    are all W, then all b, then all c.
+    are all W, then all b, then all c, in one vector.
     """
 
-    def __init__(self, structure: Structure, parameters: Sequence[Tensor], x: Tensor, tolerances: Tolerances) -> None:
-        self.tolerances, self._parameters, self._structure = tolerances, parameters, structure
-        flat, self._x = _flatten_dense_tensors(parameters).detach().numpy(), x.detach().contiguous().numpy()
+    def __init__(self, structure: Structure, parameters: Tensor, x: Tensor, tolerances: Tolerances) -> None:
+        self.tolerances, self._parameters, self._structure = tolerances, parameters.detach(), structure
+        flat, self._x, self._packed = self._parameters.numpy(), x.detach().contiguous().numpy(), False
         layout, place, units, length = structure.plan
         lo, hi, wide = structure.lo.numpy(), structure.hi.numpy(), flat.dtype == np.float64
         panels, inverse = (np.empty(size if wide else 0, np.float32) for size in (length, units))
@@ -79,6 +77,12 @@ class SmallBatch:
         )  # fmt: skip
         self._z = np.zeros((len(x), lo.shape[1]), flat.dtype)
 
+    def at(self, x: Tensor) -> SmallBatch:
+        """Return the free phase of as many other inputs, for which H is not built again."""
+        other = copy(self)
+        other._x, other._z, other._packed = x.contiguous().numpy(), np.zeros_like(self._z), True
+        return other
+
     def minimise(self, start: Tensor | None, with_output: bool = False) -> Minimum:
         """Solve the free phase, with an optional warm start of shape (n, dim)."""
         from lrrn.kernels.cpu.small_batch import forward
@@ -87,10 +91,11 @@ class SmallBatch:
         cold = start is None and structure.from_zero
         if not cold:
             torch.clamp(z if start is None else start.to(z.dtype), structure.lo, structure.hi, out=z)
-        w = self._parameters[0].detach()
-        square = w.new_empty((w.shape[0],) * 2 if structure.reconstructs else (0, 0))
-        if structure.reconstructs:
-            gram(w, square)
+        d_0, d_1 = structure.layers[3][:2].tolist()
+        reads_square = structure.reconstructs and not self._packed
+        square = self._parameters.new_empty((d_1, d_1) if reads_square else (0, 0))
+        if reads_square:
+            gram(self._parameters[: d_0 * d_1].view(d_1, d_0), square)
         report, output = _Report(self._z), np.empty((len(z) if with_output else 0, structure.outputs), self._z.dtype)
         converged = forward(
             *self._fixed,
@@ -99,6 +104,7 @@ class SmallBatch:
             tolerances.aim,
             tolerances.limit,
             SWEEPS,
+            self._packed,
             cold,
             self._z,
             output,
@@ -106,30 +112,24 @@ class SmallBatch:
         )
         return Minimum(report.solution(z, converged), report.scale, converged, torch.from_numpy(output))
 
-    def adjoint(self, given: Tensor, with_x: bool, of_output: bool = False) -> Adjoint | None:
+    def adjoint(self, given: Tensor, out: Tensor, with_x: bool, of_output: bool = False) -> Adjoint | None:
         """Solve the adjoint for the derivatives of a loss in the minimiser; return None if it takes too many sweeps.
 
-        With ``of_output``, derivatives in the output are given instead. ``with_x`` asks for derivatives in x.
+        With ``of_output``, derivatives in the output are given instead. Derivatives in the parameters are written to ``out``,
+        unless it is empty. ``with_x`` asks for derivatives in x.
         """
         from lrrn.kernels.cpu.small_batch import backward
 
         tolerances, w = self.tolerances, np.zeros_like(self._z)
         report = _Report(w)
         d_x = np.empty((len(w) if with_x else 0, self._x.shape[1]), w.dtype)
-        out = np.empty_like(self._fixed[0].flat)
         done = backward(
             *self._fixed, self._x, tolerances.aim, tolerances.limit, SWEEPS,
-            self._z, given.contiguous().numpy(), of_output, *report.arrays, w, d_x, out,
+            self._z, given.contiguous().numpy(), of_output, *report.arrays, w, d_x, out.numpy(),
         )  # fmt: skip
         if not done:
             return None
-        lengths = [p.numel() for p in self._parameters]
-        derivatives = [
-            part if p.dim() == 1 else part.view(p.shape)
-            for part, p in zip(torch.from_numpy(out).split(lengths), self._parameters, strict=True)
-        ]
-        solution = report.solution(torch.from_numpy(w), True)
-        return Adjoint(solution, report.scale, derivatives, torch.from_numpy(d_x) if with_x else None)
+        return Adjoint(report.solution(torch.from_numpy(w), True), report.scale, torch.from_numpy(d_x) if with_x else None)
 
 
 def fit(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor) -> Structure | None:

@@ -36,6 +36,7 @@ def forward(
     tol: float,
     limit: float,  # largest accepted relative residual
     max_sweeps: int,
+    packed: bool,  # whether the phases hold H already
     cold: bool,  # whether z holds zeros
     z: Any,  # (n, dim), feasible; out: the minimiser
     y: Any,  # (n or 0, d_L), out: the prediction, unless empty
@@ -47,10 +48,11 @@ def forward(
     """Solve the free phase; return whether every residual is small enough. If not, ``z`` is the last iterate."""
     q = np.empty(z.shape, net.flat.dtype)
     linear(net, layers, x, q)
-    pack(net, gram, layers, False, phase)
+    if not packed:
+        pack(net, gram, layers, False, phase)
+        if single.panels.shape[0] > 0 and not narrow(phase, single.panels, single.inverse_diagonal):
+            return False
     begin(phase, q, cold, z, g, norms)
-    if single.panels.shape[0] > 0 and not narrow(phase, single.panels, single.inverse_diagonal):
-        return False
     solve_mixed(phase, single, q, tol, max_sweeps, z, g, norms, scale, used)
     if y.shape[0] > 0:
         _read_out(net, layers, z, y)
@@ -76,7 +78,10 @@ def _read_out(net: Network, layers: int, z: Any, y: Any) -> None:
 
 @kernel
 def _read_back(net: Network, layers: int, z: Any, d_y: Any, v: Any, out: Any) -> None:
-    """Convert derivatives in the output to those in the minimiser; add those in the parameters of an eliminated output."""
+    """Convert derivatives in the output to those in the minimiser.
+
+    Add those in the parameters of an eliminated output to ``out``, unless it is empty.
+    """
     n, dim = z.shape
     last, width, one = net.w_at.shape[0] - 1, d_y.shape[1], net.flat.dtype.type(1)
     for i in range(n):
@@ -89,6 +94,8 @@ def _read_back(net: Network, layers: int, z: Any, d_y: Any, v: Any, out: Any) ->
         return
     d, w_at, bias = net.sizes[last], net.w_at[last], net.b_at[last]
     gemm(n, d, width, one, d_y, 0, width, False, net.flat, w_at, d, False, one, v, dim - d, dim)
+    if out.shape[0] == 0:
+        return
     gemm(width, d, n, one, d_y, 0, width, True, z, dim - d, dim, False, one, out, w_at, d)
     if bias >= 0:
         for i in range(n):
@@ -115,14 +122,15 @@ def backward(
     used: Any,
     w: Any,  # (n, dim), zeros; out: solution of the adjoint
     d_x: Any,  # (n or 0, d_0), out: derivatives in x, unless empty
-    out: Any,  # (p,), out: derivatives in the parameters
+    out: Any,  # (p or 0,), out: derivatives in the parameters, unless empty
 ) -> bool:
     """Solve the adjoint; return whether every residual is small enough. Only then are derivatives written."""
     n, dim = z.shape
     d_0, d_1, one, lo, hi = net.sizes[0], net.sizes[1], net.flat.dtype.type(1), phase.lo, phase.hi
     unit, low, high = np.empty_like(z), np.empty_like(z), np.empty_like(z)
     v = given
-    clear(out, net.w_at[0], d_0 * d_1)
+    if out.shape[0] > 0:
+        clear(out, net.w_at[0], d_0 * d_1)
     if of_output:
         v = np.empty_like(z)
         _read_back(net, layers, z, given, v, out)
@@ -152,9 +160,9 @@ def backward(
     for i in range(n):
         for j in range(dim):
             w[i, j] *= size[i]
-    # minus the slope of the energy at z along w
-    add_first_difference(net, x, z, z, w, weight, -one, out)
-    add_later_differences(net, layers, z, z, w, weight, -one, out)
+    if out.shape[0] > 0:  # minus the slope of the energy at z along w
+        add_first_difference(net, x, z, z, w, weight, -one, out)
+        add_later_differences(net, layers, z, z, w, weight, -one, out)
     if d_x.shape[0] > 0:
         gemm(n, d_0, d_1, net.both[0], w, 0, dim, False, net.flat, net.w_at[0], d_0, False, one * 0, d_x, 0, d_0)
     return True

@@ -1,10 +1,11 @@
 """Backends that compute the gradient of a batch, in order of preference; the first that applies runs.
 
-====================  ===================================================================================================
-``compiled``          solves and derivatives of a signed sum of energies in one compiled call on the CPU
-``triton``            the same in a few Triton kernels, inside a CUDA graph
-``autograd``          any objective: energies have closed-form derivatives, predictions implicit ones; any solver and device
-====================  ===================================================================================================
+=======================  ================================================================================================
+``compiled``             solves and derivatives of a signed sum of energies in one compiled call on the CPU
+``triton``               the same in a few Triton kernels, inside a CUDA graph
+``compiled prediction``  compiled solves and derivatives of a loss of the prediction, for small batches on the CPU
+``autograd``             any objective: energies have closed-form derivatives, predictions implicit ones; any solver and device
+=======================  ================================================================================================
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from lrrn.learning.settings import Settings
 from lrrn.learning.steps.autograd import Autograd
 from lrrn.learning.steps.base import GradientBackend
 from lrrn.learning.steps.compiled_cpu import CompiledCpu
+from lrrn.learning.steps.prediction import CompiledPrediction
 from lrrn.learning.steps.triton import TritonKernels
 from lrrn.network import LRRN
 
-BACKENDS: tuple[type[GradientBackend], ...] = (CompiledCpu, TritonKernels, Autograd)
+BACKENDS: tuple[type[GradientBackend], ...] = (CompiledCpu, TritonKernels, CompiledPrediction, Autograd)
 
 
 def backends(net: LRRN, objective: Objective, settings: Settings, flat: FlatParameters, aim: float) -> list[GradientBackend]:
