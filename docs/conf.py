@@ -57,6 +57,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "show_signature": False,
     "show_memory": False,
+    "thumbnail_size": (800, 480),
     "write_computation_times": False,
     "remove_config_comments": True,
     "min_reported_time": 1e9,
@@ -68,6 +69,8 @@ html_theme = "pydata_sphinx_theme"
 html_title = "lrrn"
 html_static_path = ["_static"]
 html_css_files = ["lrrn.css"]
+# pages without a section of their own have nothing to list at the left
+html_sidebars = {page: [] for page in ("index", "start", "command-line", "contributing", "way-of-a-sample", "changelog")}
 html_copy_source = False
 html_show_sourcelink = False
 html_math_renderer = "mathml"

@@ -12,6 +12,8 @@ from typing import Any
 from sphinx.application import Sphinx
 
 LITERAL = re.compile(r"(``.*?``)")
+BACK = re.compile(r'(href="[^"#]*/api/(?P<module>[\w.]+)\.(?P<name>\w+)\.html#)[\w.]*?\.(?P=name)(?=[."])')
+"""A link from source code to the page of an object: the page is named after the object, the anchor may have another module."""
 
 
 def escape_norms(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -20,6 +22,16 @@ def escape_norms(app: Sphinx, what: str, name: str, obj: Any, options: Any, line
         parts = LITERAL.split(line)
         parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
         lines[number] = "".join(parts)
+
+
+def mend_links_back(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+    """Point links from source code at the anchors that pages have.
+
+    Sphinx keeps one module name per source file, that of the first object documented. Objects of the same file that are
+    documented under another module's name get anchors that do not exist.
+    """
+    if pagename.startswith("_modules/"):
+        context["body"] = BACK.sub(r"\g<1>\g<module>.\g<name>", context["body"])
 
 
 def own_members(package: str) -> dict[str, dict[str, list[str]]]:
@@ -57,6 +69,7 @@ def _classes(package: str) -> list[type]:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Look at every docstring before numpydoc does."""
+    """Look at every docstring before numpydoc does, and at pages of source code before they are written."""
     app.connect("autodoc-process-docstring", escape_norms, priority=100)
+    app.connect("html-page-context", mend_links_back)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

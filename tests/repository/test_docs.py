@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from explorer_page import chromium, find
 
 from doc_pages import PROMISE, ROOT, commands, difference, examples, name, pages, ran, recorded, sections
 
@@ -196,9 +197,30 @@ def test_links_between_built_pages_lead_somewhere():
                 continue
             target = (page.parent / path).resolve() if path else page
             assert target.exists(), f"{page.relative_to(BUILT)} links to {link}"
-            # the pages with source code have anchors and links of their own making
-            if anchor and target in known and "_modules" not in {*target.parts, *page.parts}:
+            if anchor and target in known:
                 assert anchor in known[target].anchors, f"{page.relative_to(BUILT)} links to {link}, which has no such place"
+
+
+@built
+def test_no_table_begins_with_an_empty_row():
+    for page in BUILT.rglob("*.html"):
+        for head in re.findall(r"<thead>(.*?)</thead>", page.read_text(encoding="utf-8"), re.DOTALL):
+            assert re.sub(r"<[^>]*>", "", head).strip(), f"{page.relative_to(BUILT)} has a table with an empty header"
+
+
+@built
+@pytest.mark.skipif(find() is None, reason="no Chromium here: apt-get install chromium, or set CHROMIUM to one")
+def test_a_window_of_1280_pixels_shows_all_of_the_code_and_large_thumbnails():
+    pytest.importorskip("playwright", reason="driving a browser needs playwright, of the extra test")
+    clipped = "Array.from(document.querySelectorAll('article pre')).filter((e) => e.scrollWidth > e.clientWidth + 1).length"
+    with chromium() as browser, browser.new_page(viewport={"width": 1280, "height": 900}) as page:
+        for file in sorted(BUILT.rglob("*.html")):
+            if not {"_modules", "_static"} & set(file.parts):
+                page.goto(file.as_uri())
+                assert page.evaluate(clipped) == 0, f"{file.relative_to(BUILT)} has code that is wider than the page"
+        page.goto((BUILT / "pictures" / "index.html").as_uri())
+        widths = page.evaluate("Array.from(document.querySelectorAll('.sphx-glr-thumbcontainer img'), (e) => e.clientWidth)")
+        assert len(widths) >= 6 and min(widths) >= 300
 
 
 @built
