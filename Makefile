@@ -1,7 +1,7 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo explore test coverage browser lint types contracts mutate interpret docs scale-out faults fuzz bench \
+.PHONY: help demo explore test coverage browser lint types contracts wheel mutate interpret docs scale-out faults fuzz bench \
 	portable portable-quick \
 	reproduce reproduce-quick record clean
 
@@ -10,6 +10,7 @@ help:
 	@echo "make explore    open a trained network in the browser"
 	@echo "make test       run the test suite; make browser: the explorer's, in headless Chromium if there is one"
 	@echo "make lint       check style and formatting; make types, make contracts: types and import layers"
+	@echo "make wheel      build the wheel and the source distribution, and use the wheel in an empty environment"
 	@echo "make docs       build the documentation, offline, and run every code block in it"
 	@echo "make mutate     inject defects and see that the tests notice"
 	@echo "make scale-out  two ranks against one, ranks killed and restarted, twice the memory scored: in short"
@@ -86,6 +87,10 @@ types: .venv/.lint
 
 contracts: .venv/.lint
 	.venv/bin/lint-imports --no-logo
+
+# what people get from pip install: built, installed and used outside this folder
+wheel: .venv/.lint
+	.venv/bin/python scripts/gates/wheel.py
 
 mutate: .venv/.test
 	.venv/bin/python scripts/gates/mutate.py

@@ -70,7 +70,8 @@ html_title = "lrrn"
 html_static_path = ["_static"]
 html_css_files = ["lrrn.css"]
 # pages without a section of their own have nothing to list at the left
-html_sidebars = {page: [] for page in ("index", "start", "command-line", "contributing", "way-of-a-sample", "changelog")}
+ALONE = ("index", "start", "command-line", "contributing", "way-of-a-sample", "releasing", "changelog")
+html_sidebars = {page: [] for page in ALONE}
 html_copy_source = False
 html_show_sourcelink = False
 html_math_renderer = "mathml"
