@@ -196,6 +196,24 @@ def test_the_slider_holds_inside_the_proof_and_breaks_beyond_the_attack(page):
     assert "Broken." in page.inner_text("#attack-text")
 
 
+def test_until_attacks_are_found_the_scores_are_those_of_the_input(server, opened):
+    widths = """Array.from(document.querySelectorAll("#attack-scores .fill"), (fill) => fill.getBoundingClientRect().width /
+        fill.parentElement.getBoundingClientRect().width)"""
+    values = "Array.from(document.querySelectorAll('{} .value'), (value) => value.innerText)"
+    with opened(server) as page:
+        page.route("**/api/attack", lambda route: None)  # is never answered
+        for label in (3, 8):
+            page.evaluate(f"document.querySelector('#samples-grid button[aria-label$=\"a {label}\"]').click()")
+            settled(page)
+            says(page, "#attack-text", "Looking for attacks")
+            says(page, "#attack-label", f"seen as {page.inner_text('#prediction')}")
+            shown = page.evaluate(values.format("#attack-scores"))
+            assert shown == page.evaluate(values.format("#scores")) and len(shown) == 10
+            scores = np.array([float(text.replace("\u2212", "-")) for text in shown])
+            low, high = min(0.0, scores.min()), max(1.0, scores.max())
+            np.testing.assert_allclose(page.evaluate(widths), np.maximum(np.abs(scores) / (high - low), 0.004), atol=0.01)
+
+
 def test_an_attack_may_be_held_to_images(page):
     pick(page, 2)
     free = float(page.inner_text("#mark-attack").split()[-1])

@@ -177,6 +177,7 @@ class Page {
     this.silent = false;
     Object.assign(this, { answer, about: pixels });
     this.answerView.show(answer, pixels);
+    this.attackView.untouched(answer, pixels);
     this.later ||= setTimeout(() => this.follow(), FOLLOW);
     requestAnimationFrame(() => setTimeout(() => this.time(since)));
     this.settle();

@@ -36,11 +36,18 @@ export class AttackView {
     busy("attack-card", Boolean(pixels));
     this.zones();
     find("attack-text").textContent = pixels ? "Looking for attacks …" : "Draw something, or pick a sample.";
-    if (!pixels) for (const id of ["attack-before", "attack-delta", "attack-after"]) paint.image(find(id), this.blank(), this.model.shape);
   }
 
-  blank() {
-    return new Float64Array(this.model.shape[0] * this.model.shape[1]);
+  // While attacks are looked for: the input as it is, with the scores of its answer.
+  untouched({ scores, prediction }, pixels) {
+    if (this.off || this.attack) return;
+    const { classes, shape } = this.model;
+    for (const id of ["attack-before", "attack-after"]) paint.image(find(id), pixels, shape);
+    paint.difference(find("attack-delta"), new Float64Array(pixels.length), shape, 1);
+    this.bars.show(scores, prediction);
+    find("attack-scores").classList.remove("broken");
+    find("attack-norm").textContent = "norm 0";
+    find("attack-label").textContent = `seen as ${classes[prediction]}`;
   }
 
   ask(pixels) {
