@@ -7,13 +7,14 @@ import re
 import struct
 import xml.etree.ElementTree as ET
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from lrrn import LRRNClassifier
+from lrrn import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.reports.evaluation import as_page, as_table, evaluate
 from lrrn.reports.page import BOTTOM, HEIGHT, LEFT, RIGHT, SHADES, TOP, WIDTH, Page, line_chart, png
 
@@ -169,3 +170,29 @@ def test_class_energies_are_certified_and_images_must_fit():
     assert result.median_radius == np.median(model.certified_radius(X[:50] / 16) * (model.predict(X[:50] / 16) == y[:50]))
     with pytest.raises(ValueError, match="images of 5 x 5 do not fit 64 features"):
         evaluate("ce", model, X[:20] / 16, image_shape=(5, 5))
+
+
+def test_a_page_explains_its_rows_and_shows_energies_that_tell_something():
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(size=(60, 4)), np.arange(60) % 2
+    labels = evaluate("labels", LRRNClassifier(epochs=2, random_state=0).fit(X, y), X, y, image_shape=(2, 2))
+    model = evaluate("energies", LRRNEnergyModel(epochs=2, random_state=0).fit(X), X, image_shape=(2, 2))
+    targets = evaluate("targets", LRRNRegressor(epochs=2, random_state=0).fit(X, X[:, 0]), X, X[:, 0])
+    labels, targets = replace(labels, auroc={"mirrored": 0.59}), replace(targets, auroc={"Gaussian": 0.41}, seconds=1.0)
+    for evaluations in ([labels, model], [targets]):
+        html = checked(as_page("t", evaluations, (2, 2)))
+        assert html.count("<td class=meaning>") == len(as_table(evaluations)[1]) and "<td class=meaning></td>" not in html
+    both = checked(as_page("t", [labels, model]))
+    assert "Energies: energies" in both and "Energies: labels" not in both
+    assert "Low energy" not in checked(as_page("t", [labels])) and "Low energy" not in checked(as_page("t", [targets]))
+    assert "Energies: labels" in checked(as_page("t", [replace(labels, auroc={"mirrored": 0.6})]))
+
+
+def test_figures_that_follow_each_other_stand_side_by_side():
+    page = Page("t")
+    for _ in range(2):
+        page.lines("c", "x", "y", {"one": ([0, 1], [0, 1])})
+    page.text("between")
+    page.lines("c", "x", "y", {"one": ([0, 1], [0, 1])})
+    groups = re.findall(r"<div class=figures>(.*?)</div>", checked(page.html()), re.DOTALL)
+    assert [group.count("<figure>") for group in groups] == [2, 1]

@@ -26,6 +26,20 @@ EPS = (0.1, 0.25, 0.5)
 """Default perturbation sizes to certify, in units of the data's scale."""
 STRANGE = 65_536
 """Largest number of out-of-distribution inputs to generate. It suffices to estimate the AUROC for any number of samples."""
+TELLING = 0.6
+"""AUROC from which on a page shows the energies of a model that was not trained as an energy model."""
+MEANINGS = {
+    "accuracy": "share of the samples that are classified correctly",
+    "R^2": "share of the targets' variance that is predicted: 1 is perfect, 0 is no better than their mean",
+    "Lipschitz constant, at most": "proven: outputs move at most this many times as far as the input",
+    "median certified radius": "proven: half of the samples are right under every perturbation below this Euclidean norm",
+    "certified accuracy": "proven: share of the samples that are right under every perturbation of this Euclidean norm",
+    "certified half-width": "proven: the most that predictions move under any perturbation of this Euclidean norm, on average",
+    "AUROC of energy, mirrored": "how well the energy tells mirrored images from the samples: 1 is perfectly, 0.5 is chance",
+    "AUROC of energy, Gaussian": "the same for draws from a Gaussian with the mean and covariance of the data",
+    "training": "time of the fit",
+}
+"""Explanations of the rows of a table, by how their names begin."""
 KEPT_ENERGIES = 2000
 """Largest number of energies of each kind in a reference."""
 KEPT_SAMPLES = 60
@@ -301,26 +315,28 @@ def _cell(value: float | None, form: str) -> str:
 def as_page(title: str, evaluations: Sequence[Evaluation], image_shape: tuple[int, int] | None = None) -> str:
     """Return a self-contained HTML page: the table, loss curves, certified accuracy, energies and filters."""
     page = Page(title)
-    page.table(*as_table(evaluations))
-    page.heading("Learning")
+    columns, rows = as_table(evaluations)
+    page.table(columns, rows, [next((text for name, text in MEANINGS.items() if row[0].startswith(name)), "") for row in rows])
+    page.heading("Charts")
+    certified = {e.name: e.radii for e in evaluations if e.radii is not None}
+    if certified:
+        page.text(
+            "Certified accuracy is the share of samples that are classified correctly under every perturbation of the given "
+            "Euclidean norm. It is proven, with the solver's error and rounding inside it."
+        )
+    telling = [e for e in evaluations if isinstance(e.model, LRRNEnergyModel) or max(e.auroc.values(), default=0) >= TELLING]
+    if telling:
+        page.text("Low energy means familiar. The energy is not normalised: it orders inputs and is no log-likelihood.")
     # losses of different objectives have different scales, so each is shown relative to its first epoch
     curves = {e.name: (range(1, len(e.model.loss_curve_) + 1), np.abs(e.model.loss_curve_)) for e in evaluations}
     relative = {name: (epochs, losses / max(losses[0], 1e-30)) for name, (epochs, losses) in curves.items() if len(losses)}
     page.lines("Loss of each epoch, relative to the first", "epoch", "loss", relative, log_y=True)
-    certified = {e.name: e.radii for e in evaluations if e.radii is not None}
     if certified:
-        page.heading("Certified accuracy")
-        page.text(
-            "The share of samples that are classified correctly under every perturbation of the given Euclidean norm. It is "
-            "proven, with the solver's error and rounding inside it."
-        )
         largest = max(float(radii.max()) for radii in certified.values())
         grid = np.linspace(0.0, largest if largest > 0 else 1.0, 200)
         shares = {name: (grid, [float(np.mean(radii > size)) for size in grid]) for name, radii in certified.items()}
         page.lines("Certified accuracy against the size of the perturbation", "norm of the perturbation", "share", shares)
-    page.heading("Energy")
-    page.text("Low energy means familiar. The energy is not normalised: it orders inputs and is no log-likelihood.")
-    for e in evaluations:
+    for e in telling:
         page.histograms(f"Energies: {e.name}", "energy", e.energies)
     if image_shape is not None:
         page.heading("First-layer filters")

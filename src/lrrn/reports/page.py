@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import groupby
 from typing import Any, final
 
 import numpy as np
@@ -20,16 +21,19 @@ SHADES = 60
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #d0d7de; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --faint: #3d444d; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem; margin: 2rem auto;
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 84rem; margin: 2rem auto;
   padding: 0 1rem; }
+p { max-width: 60rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--faint); text-align: right; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .meaning { text-align: left; } .meaning { font-size: .9rem; font-weight: normal; }
+tr:has(.meaning) > :first-child { white-space: nowrap; }
 .wide { overflow-x: auto; }
-figure { margin: 1.5rem 0; } figcaption { font-size: .9rem; }
-svg { max-width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 13px; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1.5rem; }
+figure { margin: 1rem 0; max-width: 52rem; } figcaption { font-size: .9rem; }
+svg { width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 13px; }
 svg .axis { stroke: var(--ink); } svg .grid { stroke: var(--faint); }
-img { image-rendering: pixelated; max-width: 100%; }
+img { image-rendering: pixelated; max-width: 100%; height: auto; }
 """
 
 
@@ -49,10 +53,14 @@ class Page:
         """Add a paragraph."""
         self._parts.append(f"<p>{escape(text)}</p>")
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Add a table."""
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], meanings: Sequence[str] | None = None) -> None:
+        """Add a table; ``meanings`` are sentences that explain the rows, in a last column."""
         head = "".join(f"<th scope=col>{escape(column)}</th>" for column in columns)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+        if meanings is not None:
+            head += "<th scope=col class=meaning>meaning</th>"
+            cells = [f"{row}<td class=meaning>{escape(text)}</td>" for row, text in zip(cells, meanings, strict=True)]
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
         self._parts.append(f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>")
 
     def lines(
@@ -84,8 +92,12 @@ class Page:
         self._parts.append(_figure(caption, f'<img alt="{escape(caption)}" {size} src="data:image/{kind};base64,{data}">'))
 
     def html(self) -> str:
-        """Return the page."""
-        title, body = escape(self._title), "\n".join(self._parts)
+        """Return the page; figures that follow each other stand side by side where there is room."""
+        parts = []
+        for is_figure, group in groupby(self._parts, lambda part: part.startswith("<figure>")):
+            content = "\n".join(group)
+            parts.append(f"<div class=figures>{content}</div>" if is_figure else content)
+        title, body = escape(self._title), "\n".join(parts)
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
             f"<title>{title}</title><style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n{body}\n</body></html>\n"
