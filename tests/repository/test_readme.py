@@ -30,6 +30,21 @@ def test_the_example_prints_what_the_readme_shows():
         assert (wrong := difference(example.output.text, printed.getvalue())) is None, wrong
 
 
+def test_the_example_may_print_what_other_machines_have_printed():
+    """The ranges that the text gives are around the figures shown, and within what the test above allows."""
+    (example,) = examples(TEXT, "python")
+    shown = example.output.text
+    ranges = re.findall(r"from (\d+\.\d+) to (\d+\.\d+)", TEXT[example.output.end : TEXT.index("What is proven holds")])
+    figures = re.findall(r"\d+\.\d+(?=% |\n)", shown)[:3]
+    assert len(ranges) == len(figures) == 3
+    for end in (0, 1):
+        printed = shown
+        for figure, limits in zip(figures, ranges, strict=True):
+            assert float(limits[0]) <= float(figure) <= float(limits[1])
+            printed = printed.replace(figure, limits[end])
+        assert (wrong := difference(shown, printed)) is None, wrong
+
+
 def test_the_two_commands_are_there():
     (shell,) = (block for block in blocks(TEXT) if block.kind == "sh")
     targets = re.findall(r"^make (\w+)", shell.text, re.MULTILINE)
