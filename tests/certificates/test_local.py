@@ -23,7 +23,7 @@ from random_certificates import CASES, make, worst_within
 
 def dual_of(net, x, j):
     """The dual for the first row of x and output j, and its label."""
-    problem, (z, g) = LocalProblem(net), solved(net, x)
+    problem, (z, g) = LocalProblem(net.energy_snapshot(torch.float64)), solved(net, x)
     y = net.infer(x, tol=1e-10).output[0]
     label = int(y.argmax())
     c, d = problem.c[label] - problem.c[j], problem.d[label] - problem.d[j]
@@ -173,7 +173,7 @@ def varied(k):
 @pytest.mark.parametrize("k", range(17))
 def test_local_radii_are_what_an_independent_solver_makes_of_the_same_dual(k):
     net, x = varied(k)
-    problem, (z, g) = LocalProblem(net), solved(net, x)
+    problem, (z, g) = LocalProblem(net.energy_snapshot(torch.float64)), solved(net, x)
     y = net.infer(x, tol=1e-10).output
     exact = lrrn.certify(net, x, "local", guarantee="exact", tol=1e-10).radius
     for i, label in enumerate(y.argmax(-1).tolist()):

@@ -23,7 +23,11 @@ shared_module = sys.modules["lrrn.certificates.shared"]
 def case(constraint="nonneg", sizes=(6, 7, 5, 3), n=12, seed=2):
     """A network's dual for the label of most samples, these samples, and their nearest rivals and leads."""
     net, x = random_network(sizes, constraint=constraint, scale=1.5, seed=seed), random_input(n, sizes[0], seed=seed + 1)
-    form, (z, g), y = SharedForm(LocalProblem(net)), solved(net, x), net.infer(x, tol=1e-10).output
+    form, (z, g), y = (
+        SharedForm(LocalProblem(net.energy_snapshot(torch.float64))),
+        solved(net, x),
+        net.infer(x, tol=1e-10).output,
+    )
     label = int(y.argmax(-1).mode().values)
     rows = (y.argmax(-1) == label).nonzero().squeeze(1)
     others = y[rows].index_fill(1, torch.tensor([label]), -math.inf)
@@ -173,22 +177,24 @@ def test_samples_do_not_depend_on_each_other(monkeypatch):
     torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-9)
     monkeypatch.setattr(shared_module, "ROWS", 3)
     monkeypatch.setattr(shared_module, "CACHE", 0)
-    shared_form(net).duals.clear()
+    shared_form(net.energy_snapshot(torch.float64)).duals.clear()
     torch.testing.assert_close(together, lrrn.certify(net, x, "shared").radius, rtol=1e-3, atol=1e-9)
-    assert len(shared_form(net).duals) == 1
+    assert len(shared_form(net.energy_snapshot(torch.float64)).duals) == 1
 
 
 @pytest.mark.parametrize("share", [0.3, 100.0])
 def test_labels_may_share_a_hessian(monkeypatch, share):
     net, x = random_network((6, 9, 7, 4), scale=1.5, seed=6), random_input(40, 6, seed=7)
     apart = lrrn.certify(net, x, "shared")
-    assert len(apart.prediction.unique()) > 2 and shared_form(net).n_labels == 1
+    assert len(apart.prediction.unique()) > 2 and shared_form(net.energy_snapshot(torch.float64)).n_labels == 1
     monkeypatch.setattr(shared_module, "PAIRS", share)
-    vars(shared_form(net)).pop("n_labels")
-    shared_form(net).duals.clear()
+    vars(shared_form(net.energy_snapshot(torch.float64))).pop("n_labels")
+    shared_form(net.energy_snapshot(torch.float64)).duals.clear()
     together = lrrn.certify(net, x, "shared")
-    n_labels = shared_form(net).n_labels
-    assert n_labels == (4 if share > 1 else int(share * 2 * 16) // 4) and len(shared_form(net).duals) <= -(-4 // n_labels)
+    n_labels = shared_form(net.energy_snapshot(torch.float64)).n_labels
+    assert n_labels == (4 if share > 1 else int(share * 2 * 16) // 4) and len(
+        shared_form(net.energy_snapshot(torch.float64)).duals
+    ) <= -(-4 // n_labels)
     torch.testing.assert_close(together.radius, apart.radius, rtol=1e-2, atol=1e-9)
     assert (together.radius <= minimal_perturbation(net, x, together.prediction, seed=0).distance).all()
 

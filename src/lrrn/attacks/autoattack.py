@@ -29,8 +29,8 @@ SLACK = 1e-5
 """Tolerance, relative to eps, for the growth of a perturbation by rounding to float32."""
 
 
-def parts(model: nn.Module, n_classes: int, eps: float, steps: int, queries: int, seed: int) -> dict[str, Any]:
-    """Return torchattacks' attacks by AutoAttack's names."""
+def parts(model: nn.Module, n_classes: int, eps: float, steps: int = 100, queries: int = 5000, seed: int = 0) -> dict[str, Any]:
+    """Return torchattacks' attacks by AutoAttack's names; ``steps`` are those of APGD and FAB, ``queries`` those of Square."""
     try:
         import torchattacks
     except ImportError as error:
@@ -53,9 +53,7 @@ def autoattack(
     distances: Array,
     eps: float,
     image: tuple[int, int, int] = (1, 28, 28),
-    steps: int = 100,
-    queries: int = 5000,
-    seed: int = 0,
+    **effort: int,
 ) -> dict[str, Any]:
     """Attack the images whose known distance is above eps, and lower in place the distances of those broken.
 
@@ -74,9 +72,8 @@ def autoattack(
         Size of the perturbations.
     image : (int, int, int)
         Channels, height and width.
-    steps, queries : int
-        Steps of APGD and FAB, and queries of Square.
-    seed : int
+    **effort : int
+        Steps, queries and seed, as in :func:`parts`.
 
     Returns
     -------
@@ -84,13 +81,13 @@ def autoattack(
         For each attack, the number of images attacked and broken, the seconds taken and, if it raised, the error.
     """
     device = next((t.device for t in model.parameters()), torch.device("cpu"))
-    n_classes = model(torch.from_numpy(np.asarray(X[:1], dtype=np.float32)).reshape(-1, *image).to(device)).shape[-1]
+    images = torch.from_numpy(np.asarray(X, dtype=np.float32)).reshape(-1, *image).to(device)
+    n_classes = model(images[:1]).shape[-1]
     if n_classes < 4:
         raise ValueError(f"the targeted loss of AutoAttack needs at least 4 classes; got {n_classes}")
-    images = torch.from_numpy(np.asarray(X, dtype=np.float32)).reshape(-1, *image).to(device)
     numbers = torch.from_numpy(np.asarray(labels)).to(device)
     done: dict[str, Any] = {}
-    for name, attack in parts(model, n_classes, eps, steps, queries, seed).items():
+    for name, attack in parts(model, n_classes, eps, **effort).items():
         start = time.perf_counter()
         left = np.flatnonzero(distances > eps * (1 + SLACK))
         done[name] = {"attacked": len(left)}

@@ -7,21 +7,18 @@ network's own prediction, so a distance below a certified radius would refute th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from lrrn.attacks.slopes import Surface, nearest_rivals, surface
+from lrrn.attacks.slopes import nearest_rivals, surface
 from lrrn.attacks.walker import LOST, Walker
 from lrrn.qp import row_norms
 from lrrn.runtime.threads import blas_threads
 
 Clip = tuple[float | Tensor, float | Tensor]
-CHUNK_NUMBERS = 2**23
-"""Size of the largest array: samples are attacked in chunks that fit it. On a GPU the limit is sixteen times as large."""
 FROM_X = ((0.8, 0), (0.8, 1), (0.9, 0), (0.9, 2), (0.9, None), (0.95, 0), (0.95, 1), (0.98, 0), (0.98, None))
 """Refinement by ascents from x: fraction of the smallest distance so far, and rank of the rival class, nearest first."""
 FROM_BEST = ((0.98, 0.2), (0.99, 0.1), (0.998, 0.05))
@@ -92,15 +89,13 @@ def pgd(
     """
     if steps < 1 or restarts < 1:
         raise ValueError(f"steps and restarts must be at least 1; got {steps} and {restarts}")
-    of, x, label, box = _checked(net, x, label, clip)
+    walker, x, label = _checked(net, x, label, clip)
     reach = _checked_reach(eps, x)
     generator = torch.Generator().manual_seed(seed)
     found = x.clone()
     with torch.no_grad(), blas_threads(1):
-        walker = Walker(of, box)
-        for rows in _chunks(of, len(x)):
-            rows = rows[~walker.fooled(x[rows], label[rows])]
-            order = nearest_rivals(of, x[rows], label[rows])
+        for rows in walker.chunks(x, label):
+            order = nearest_rivals(walker.slopes, x[rows], label[rows])
             for restart in range(restarts):
                 if len(rows) == 0:
                     break
@@ -151,17 +146,13 @@ def minimal_perturbation(
     """
     if steps < 1 or rivals < 1 or refine_steps < 0:
         raise ValueError(f"steps and rivals must be at least 1, refine_steps at least 0; got {steps}, {rivals}, {refine_steps}")
-    of, x, label, box = _checked(net, x, label, clip)
+    walker, x, label = _checked(net, x, label, clip)
     generator = torch.Generator().manual_seed(seed)
     found = x.clone()
     with torch.no_grad(), blas_threads(1):
-        walker = Walker(of, box)
-        for rows in _chunks(of, len(x)):
-            rows = rows[~walker.fooled(x[rows], label[rows])]
-            if len(rows) == 0:
-                continue
+        for rows in walker.chunks(x, label):
             here, right = x[rows], label[rows]
-            order = nearest_rivals(of, here, right)
+            order = nearest_rivals(walker.slopes, here, right)
             delta = walker.walk(here, right, order[:, :rivals], steps)
             # where no linearised search succeeded, run ascents within growing balls
             for factor in LOST:
@@ -210,15 +201,14 @@ def strongest_perturbation(
     """
     if steps < 1 or rivals < 1:
         raise ValueError(f"steps and rivals must be at least 1; got {steps} and {rivals}")
-    of, x, label, box = _checked(net, x, label, clip)
+    walker, x, label = _checked(net, x, label, clip)
     reach = _checked_reach(eps, x)
     found = x.clone()
     with torch.no_grad(), blas_threads(1):
-        walker = Walker(of, box)
-        for rows in _chunks(of, len(x)):
+        for rows in walker.chunks(x):
             here, right = x[rows], label[rows]
             most = here.new_full((len(rows),), -math.inf)
-            for aim in nearest_rivals(of, here, right)[:, :rivals].unbind(1):
+            for aim in nearest_rivals(walker.slopes, here, right)[:, :rivals].unbind(1):
                 delta, lead = walker.press(here, right, aim, reach[rows], steps)
                 better = lead > most
                 found[rows[better]], most[better] = (here + delta)[better], lead[better]
@@ -245,13 +235,6 @@ def _confirmed(walker: Walker, x: Tensor, found: Tensor, label: Tensor, reach: T
     return Attack(success, torch.where(success[:, None], found, x), torch.where(success, distance, math.inf))
 
 
-def _chunks(of: Surface, n: int) -> Iterator[Tensor]:
-    """Yield row indices in chunks whose Jacobians fit into memory."""
-    numbers = CHUNK_NUMBERS if of.device.type == "cpu" else 16 * CHUNK_NUMBERS
-    size = max(1, numbers // max(of.numbers, 3 * of.n_inputs))
-    yield from torch.arange(n, device=of.device).split(size)
-
-
 def _checked_reach(eps: float | Tensor, x: Tensor) -> Tensor:
     reach = torch.as_tensor(eps, dtype=torch.float64, device=x.device).expand(len(x))
     if not bool((reach >= 0).all() and reach.isfinite().all()):
@@ -259,9 +242,7 @@ def _checked_reach(eps: float | Tensor, x: Tensor) -> Tensor:
     return reach
 
 
-def _checked(
-    net: nn.Module, x: Tensor, label: Tensor, clip: Clip | None
-) -> tuple[Surface, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+def _checked(net: nn.Module, x: Tensor, label: Tensor, clip: Clip | None) -> tuple[Walker, Tensor, Tensor]:
     """Check the arguments common to all attacks and move them to the network's device."""
     of = surface(net, x.shape[-1])
     k = of.n_outputs
@@ -275,9 +256,9 @@ def _checked(
     if len(label) and not (0 <= int(label.min()) and int(label.max()) < k):
         raise ValueError(f"label must hold output numbers from 0 to {k - 1}; got {int(label.min())} to {int(label.max())}")
     if clip is None:
-        return of, x, label, None
+        return Walker(of, None), x, label
     lo, hi = (torch.as_tensor(end, dtype=torch.float64, device=x.device).expand(x.shape[1]) for end in clip)
     outside = ((x < lo) | (x > hi)).any(-1)
     if bool(outside.any()):
         raise ValueError(f"row {int(outside.nonzero()[0])} of x lies outside of clip; clip must hold the inputs themselves")
-    return of, x, label, (lo, hi)
+    return Walker(of, (lo, hi)), x, label

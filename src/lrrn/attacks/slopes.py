@@ -92,10 +92,6 @@ class Slopes:
         # d/dx = a_0 (1 + beta_0) W_0^T w_1, as in lrrn.network.implicit
         return w[:, : energy.sizes[1]] * (size * (energy.discounts[0] * (1 + energy.beta[0])))
 
-    def jacobian(self, z: Tensor) -> Tensor:
-        """Return the coefficients of every output's gradient, of shape (n, d_L, d_1)."""
-        return jacobian(self, z)
-
     def gradient(self, coefficients: Tensor) -> Tensor:
         """Return coefficients times W_0."""
         return coefficients @ self.first

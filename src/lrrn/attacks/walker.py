@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import final
 
 import torch
@@ -12,6 +13,8 @@ from torch.nn import functional
 from lrrn.attacks.slopes import Surface, normalised
 from lrrn.qp import row_norms
 
+CHUNK_NUMBERS = 2**23
+"""Size of the largest array: samples are attacked in chunks that fit it. On a GPU the limit is sixteen times as large."""
 INSIDE = 1 - 1e-10
 """Fraction of eps to which perturbations are projected, so that rounding does not make them larger than eps."""
 LOST = (0.5, 2.0, 8.0, 8.0, 8.0)
@@ -24,6 +27,15 @@ class Walker:
 
     def __init__(self, of: Surface, box: tuple[Tensor, Tensor] | None) -> None:
         self.slopes, self._box = of, box
+
+    def chunks(self, x: Tensor, label: Tensor | None = None) -> Iterator[Tensor]:
+        """Yield row indices in chunks whose Jacobians fit into memory; with labels, only rows that have theirs."""
+        numbers = CHUNK_NUMBERS if x.device.type == "cpu" else 16 * CHUNK_NUMBERS
+        size = max(1, numbers // max(self.slopes.numbers, 3 * self.slopes.n_inputs))
+        for rows in torch.arange(len(x), device=x.device).split(size):
+            kept = rows if label is None else rows[~self.fooled(x[rows], label[rows])]
+            if len(kept):
+                yield kept
 
     def fooled(self, x: Tensor, label: Tensor) -> Tensor:
         """Whether an ordinary prediction at x gives another label."""

@@ -17,7 +17,6 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from lrrn.bounds.search import gain, minimised
 from lrrn.energy import LiftedEnergy
 from lrrn.linalg import verified
 from lrrn.linalg.blocks import BlockTridiagonal, gram
-from lrrn.runtime.lazy import lazy
+from lrrn.runtime.lazy import lazy, once_per_owner
 from lrrn.runtime.threads import blas_threads, one_thread, side_by_side
 
 logger = logging.getLogger("lrrn.bounds")
@@ -193,8 +192,7 @@ class MultiplierProblem:
         trace, largest = float(self._input_gram.diagonal().sum()), float(lam.abs().max())
         if not all(LEAST < size < LARGEST for size in (rho, largest, math.sqrt(trace))):
             return False
-        parts = self._h.split(lam[None])
-        parts = tuple(part[0] for part in parts)
+        parts = lam.split(self._h.sizes)
         diag = [(part[:, None] + part).mul_(block) for part, block in zip(parts, self._h.diag, strict=True)]
         sub = [(parts[k + 1][:, None] + parts[k]) * block for k, block in enumerate(self._h.sub)]
         gain = (parts[0][:, None] * parts[0]).mul_(self._input_gram).div_(rho**2)
@@ -295,12 +293,7 @@ class MultiplierProblem:
         return t[best, chosen], high[best, chosen].sqrt()
 
 
-_known: WeakKeyDictionary[LiftedEnergy, dict[float, Multipliers]] = WeakKeyDictionary()
-
-
+@once_per_owner
 def network_multipliers(energy: LiftedEnergy, ceiling: float, seconds: float) -> Multipliers:
     """Return proven multipliers for the output of a float64 energy; cached for the lifetime of the energy."""
-    known = _known.setdefault(energy, {})
-    if seconds not in known:
-        known[seconds] = MultiplierProblem(energy).network(ceiling, seconds)
-    return known[seconds]
+    return MultiplierProblem(energy).network(ceiling, seconds)

@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,9 +21,8 @@ from torch import Tensor
 from lrrn.bounds.multiplier import MultiplierProblem
 from lrrn.energy import LiftedEnergy
 from lrrn.linalg import verified
-from lrrn.network import LRRN
 from lrrn.qp import row_norms
-from lrrn.runtime.lazy import lazy
+from lrrn.runtime.lazy import lazy, once_per_owner
 from lrrn.runtime.threads import one_thread
 
 REACH, COST = 8.0, 1e-3
@@ -111,11 +109,12 @@ class Terms:
 class LocalProblem:
     """The data common to all samples: the programme with free and fixed units eliminated, and initial multipliers.
 
-    The network must have at least one unknown layer.
+    The energy must be in float64 and have at least one unknown layer.
     """
 
-    def __init__(self, net: LRRN) -> None:
-        energy = net.energy_snapshot(torch.float64).to(torch.float64, "cpu")
+    def __init__(self, energy: LiftedEnergy) -> None:
+        self.device = energy.weights[0].device
+        energy = energy.to(torch.float64, "cpu")
         problem = MultiplierProblem(energy)
         self.threads = problem.threads
         hessian = energy.free_hessian
@@ -144,7 +143,6 @@ class LocalProblem:
         self.lam = lam[self.open]
         self.two_sided = self.hi[self.open].isfinite()
         # move everything from the CPU to the network's device
-        self.device = net.W[0].device
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(self.device))
@@ -219,14 +217,9 @@ def sought(radius: Tensor, lead: Tensor, extra: Tensor, ceiling: Tensor) -> tupl
     return most, torch.where(free, lead, lead - extra * most)
 
 
-_known: WeakKeyDictionary[LiftedEnergy, LocalProblem] = WeakKeyDictionary()
-
-
-def local_problem(net: LRRN) -> LocalProblem:
-    """Return the network's local problem, cached as long as its parameters do not change."""
-    energy = net.energy_snapshot(torch.float64)
-    if energy not in _known:
-        # LAPACK's threads synchronise at every panel or column; beside busy processes this takes longer than one thread alone
-        with one_thread():
-            _known[energy] = LocalProblem(net)
-    return _known[energy]
+@once_per_owner
+def local_problem(energy: LiftedEnergy) -> LocalProblem:
+    """Return the local problem of a network; cached for the lifetime of its energy."""
+    # LAPACK's threads synchronise at every panel or column; beside busy processes this takes longer than one thread alone
+    with one_thread():
+        return LocalProblem(energy)

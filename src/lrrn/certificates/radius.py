@@ -182,14 +182,15 @@ def _radii_by_sample(
     net: LRRN, x: Tensor, solution: Solution, method: str, best: Tensor, leads: Tensor, rates: Tensor, target_radius: float
 ) -> Tensor:
     """Return per-sample radii: "shared" for all samples at once, "local" one after the other."""
-    problem, energy = local_problem(net), net.energy_snapshot(torch.float64)
+    energy = net.energy_snapshot(torch.float64)
+    problem = local_problem(energy)
     qp = energy.free(x)
     z = torch.cat(solution.activations[: energy.n_free], dim=-1)
     g = qp.gradient(z)
     g_error = energy.rounding.free.total(row_norms(z), row_norms(qp.q), row_norms(x))
     leads = torch.where(solution.converged[:, None], leads, 0.0)
     with problem.threads():
-        radius = shared_radii(shared_form(net), z, g, g_error, best, leads, rates, target_radius)
+        radius = shared_radii(shared_form(energy), z, g, g_error, best, leads, rates, target_radius)
         if method == "local":
             leads, rates = leads.cpu(), rates.cpu()
             for k in ((radius > 0) & (radius < target_radius)).nonzero().squeeze(1).tolist():

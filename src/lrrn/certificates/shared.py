@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from typing import final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,9 +21,8 @@ from lrrn.certificates.complementarity import FARTHEST, NEARLY, LocalProblem, Sa
 from lrrn.energy import LiftedEnergy
 from lrrn.linalg import verified
 from lrrn.linalg.blocks import BlockTridiagonal
-from lrrn.network import LRRN
 from lrrn.qp import BoxQP, row_norms
-from lrrn.runtime.lazy import lazy
+from lrrn.runtime.lazy import lazy, once_per_owner
 from lrrn.runtime.threads import one_thread
 from lrrn.solvers import solve
 
@@ -290,14 +288,9 @@ def _raised(
     return radius
 
 
-_known: WeakKeyDictionary[LiftedEnergy, SharedForm] = WeakKeyDictionary()
-
-
-def shared_form(net: LRRN) -> SharedForm:
-    """Return the network's shared form, cached until the parameters change."""
-    energy = net.energy_snapshot(torch.float64)
-    if energy not in _known:
-        problem = local_problem(net)
-        with one_thread():
-            _known[energy] = SharedForm(problem)
-    return _known[energy]
+@once_per_owner
+def shared_form(energy: LiftedEnergy) -> SharedForm:
+    """Return the shared form of a network; cached for the lifetime of its energy."""
+    problem = local_problem(energy)
+    with one_thread():
+        return SharedForm(problem)

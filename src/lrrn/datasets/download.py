@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import final
 
 from rich.console import Console
@@ -71,7 +71,7 @@ def download_file(name: str, file: str, folder: Path, advice: str) -> Path:
     try:
         for mirror in MIRRORS[name]:
             try:
-                with _DownloadBar(f"{name} {file}") as bar:
+                with closing(_DownloadBar(f"{name} {file}")) as bar:
                     pooch.retrieve(
                         f"{mirror}{file}.gz",
                         known_hash=f"md5:{MD5[name][file]}",
@@ -110,6 +110,7 @@ class _DownloadBar:
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task(label, total=None)
         self.total = 0
+        self._bar.start()
 
     def update(self, size: int) -> None:
         """Count bytes."""
@@ -122,10 +123,3 @@ class _DownloadBar:
     def close(self) -> None:
         """Stop drawing."""
         self._bar.stop()
-
-    def __enter__(self) -> _DownloadBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()

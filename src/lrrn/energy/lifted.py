@@ -175,9 +175,15 @@ class LiftedEnergy:
         reach = torch.full_like(z, torch.inf).masked_fill_((z <= lo) | (z >= hi), 0)
         return BoxQP(self.free_hessian, v, -reach, reach, linear=True)
 
-    def activations(self, x: Tensor, z: Tensor) -> list[Tensor]:
-        """Split stacked free activations into z_1, ..., z_L; an eliminated output is W_{L-1} z_{L-1} + b_{L-1}."""
-        blocks = list(z.split(self.free_sizes, dim=-1)) if self.n_free else []
+    def activations(self, x: Tensor, z: Tensor, y: Tensor | None = None) -> list[Tensor]:
+        """Split stacked activations of the free phase, or of the phase clamped to ``y``, into z_1, ..., z_L.
+
+        An eliminated output is W_{L-1} z_{L-1} + b_{L-1}.
+        """
+        sizes = self.free_sizes if y is None else self.sizes[1:-1]
+        blocks = list(z.split(sizes, dim=-1)) if sizes else []
+        if y is not None:
+            return [*blocks, y]
         if self.eliminated:
             blocks.append(self.output(x, z))
         return blocks

@@ -172,7 +172,7 @@ class ClassEnergy(EnergyObjective):
         energy, target = net.energy_now(), needed(batch.target)
         start = None if batch.start is None else batch.start[:, : sum(energy.sizes[1:-1])]
         clamped = batch.policy.solve(energy.clamped(batch.x, target), "clamped phase", start)
-        blocks = _clamped_blocks(energy, clamped.z, target)
+        blocks = energy.activations(batch.x, clamped.z, target)
         return [EnergyTerm(energy, batch.x, energy.value(batch.x, blocks), [(1.0, blocks)])]
 
 
@@ -245,7 +245,7 @@ def _gap_term(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor, target: Tens
     """Return the term E(zhat) - E(z*), given the free phase and its solution."""
     clamped_qp = energy.clamp(qp, target)
     clamped = policy.solve(clamped_qp, "clamped phase", free.z[:, : clamped_qp.dim])
-    up = _clamped_blocks(energy, clamped.z, target)
+    up = energy.activations(x, clamped.z, target)
     down = list(free.z.split(energy.free_sizes, dim=-1)) if energy.n_free else []
     if energy.n_layers == 1:
         value = energy.value(x, up) - energy.value(x, energy.activations(x, free.z))
@@ -265,11 +265,6 @@ def _constant(energy: LiftedEnergy, target: Tensor) -> Tensor:
         constant -= 0.5 * a * (0.0 if b is None else b.square().sum())
         constant -= 0.5 * a * beta * (0.0 if c is None else c.square().sum())
     return constant
-
-
-def _clamped_blocks(energy: LiftedEnergy, z: Tensor, target: Tensor) -> list[Tensor]:
-    hidden = energy.sizes[1:-1]
-    return [*(z.split(hidden, dim=-1) if hidden else ()), target]
 
 
 def needed(value: Tensor | None) -> Tensor:

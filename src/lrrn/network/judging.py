@@ -14,6 +14,8 @@ JUDGED_AT_ONCE = 2**13
 
 def judged(solved: QPSolution, qp: BoxQP, energy: LiftedEnergy, x: Tensor, y: Tensor | None, tol: float) -> QPSolution:
     """Revoke CONVERGED where the margin is below the rounding error; recheck failing float32 samples in float64."""
+    if solved.z.numel() == 0:
+        return solved
     solved = solved.doubted(tol * qp.scale - energy.rounding.noise(qp, x, solved.z, y))
     exact = energy.exact
     if exact is energy:

@@ -236,15 +236,12 @@ class LRRN(nn.Module):
             qp = energy.free(x) if y is None else energy.clamped(x, y)
             solved = solve(qp, solver=solver, tol=tol, max_sweeps=max_sweeps, start=_stacked(start, qp))
             tol = DEFAULT_TOL[dtype] if tol is None else tol
-            if qp.dim and len(x):
-                solved = judged(solved, qp, energy, x, y, tol)
-            hidden = list(solved.z.split(qp.hessian.sizes, dim=-1)) if qp.dim else []
-            activations = [z.to(given) for z in (energy.activations(x, solved.z) if y is None else [*hidden, y])]
+            solved = judged(solved, qp, energy, x, y, tol)
+            activations = [z.to(given) for z in energy.activations(x, solved.z, y)]
             # the solver has checked its unknowns only: the output or a conversion to a narrower dtype may still overflow
             for z in activations if given != dtype else activations[-1:]:
                 solved = solved.flagged_unless(z.isfinite().all(-1))
-            phase = "free phase" if y is None else "clamped phase"
-            ON_FAILURE[on_failure](solved, qp.scale, tol, phase)
+            ON_FAILURE[on_failure](solved, qp.scale, tol, "free phase" if y is None else "clamped phase")
             return Solution(activations, solved.residual, solved.n_sweeps, solved.status, solved.solvers, energy, x, y)
 
     def energy(self, x: Tensor, z: Sequence[Tensor] | None = None, y: Tensor | None = None) -> Tensor:

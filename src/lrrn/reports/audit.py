@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -68,6 +68,11 @@ class Audit:
         """Accuracy without any perturbation."""
         return float(self.right.mean())
 
+    @property
+    def median_radius(self) -> float:
+        """Median certified radius; misclassified samples count as 0."""
+        return float(np.median(np.where(self.right, self.radii, 0.0)))
+
     def certified(self, eps: float) -> float:
         """Return the certified accuracy: share of samples proven correct under every perturbation of norm ``eps``."""
         return float((self.right if eps == 0 else self.right & (self.radii > eps)).mean())
@@ -93,7 +98,7 @@ class Audit:
             "method": self.method,
             "guarantee": self.guarantee,
             "accuracy": self.clean,
-            "median_radius": float(np.median(np.where(self.right, self.radii, 0.0))),
+            "median_radius": self.median_radius,
             "certified": {f"{size:g}": self.certified(size) for size in self.eps},
         }
         if self.distances is not None:
@@ -197,10 +202,9 @@ def attack(
         )
     audit = certify(name, model, X, y, eps, method)
     start = time.perf_counter()
-    net, offset, scale = model.network_, model.offset_in_, model.scale_in_
+    offset, scale = model.offset_in_, model.scale_in_
     rows = np.flatnonzero(audit.right)
     distances = np.zeros(len(X))
-    distances[rows] = np.inf
     if len(rows):
         given = np.asarray(X[rows], dtype=np.float64)
         label = torch.as_tensor(np.searchsorted(model.classes_, np.asarray(y)[rows]))
@@ -210,21 +214,10 @@ def attack(
             return _measured(model, given[some], np.asarray(y)[rows[some]], x.cpu().numpy())
 
         options: dict[str, Any] = {"scale": scale, "steps": steps, "restarts": restarts, "clip": box, "seed": seed}
-        distances[rows] = attack_distances(
-            net, torch.as_tensor((given - offset) / scale), label, audit.eps, measured, **options
-        )
+        x = torch.as_tensor((given - offset) / scale)
+        distances[rows] = attack_distances(model.network_, x, label, audit.eps, measured, **options)
     settings = {"steps": steps, "restarts": restarts, "seed": seed, "clip": None if clip is None else list(clip)}
-    return Audit(
-        name,
-        audit.eps,
-        audit.method,
-        audit.guarantee,
-        audit.right,
-        audit.radii,
-        distances,
-        settings,
-        audit.seconds + time.perf_counter() - start,
-    )
+    return replace(audit, distances=distances, settings=settings, seconds=audit.seconds + time.perf_counter() - start)
 
 
 def attack_distances(
@@ -274,20 +267,20 @@ def _finite(value: float) -> float | None:
 
 def as_table(audit: Audit) -> tuple[list[str], list[list[str]]]:
     """Return the headings and rows of a table, with one row per perturbation size."""
-    headings = ["norm of the perturbation", "certified accuracy"]
-    rows = [[f"{size:g}", f"{audit.certified(size):.1%}"] for size in (0.0, *(size for size in audit.eps if size > 0))]
+    headings, rows = ["norm of the perturbation", "certified accuracy"], []
     if audit.distances is not None:
         headings += ["accuracy under attack", "gap"]
-        for row, size in zip(rows, (0.0, *(size for size in audit.eps if size > 0)), strict=True):
-            row += [f"{audit.attacked(size):.1%}", f"{audit.attacked(size) - audit.certified(size):.1%}"]
+    for size in (0.0, *(size for size in audit.eps if size > 0)):
+        rows.append([f"{size:g}", f"{audit.certified(size):.1%}"])
+        if audit.distances is not None:
+            rows[-1] += [f"{audit.attacked(size):.1%}", f"{audit.attacked(size) - audit.certified(size):.1%}"]
     return headings, rows
 
 
 def summary(audit: Audit) -> str:
     """Return the figures that do not depend on the perturbation size, in one or two sentences."""
-    n = len(audit.right)
-    radius = float(np.median(np.where(audit.right, audit.radii, 0.0)))
-    text = f"{n} samples, accuracy {audit.clean:.1%}; median certified radius {radius:.3g} (method {audit.method})"
+    counts = f"{len(audit.right)} samples, accuracy {audit.clean:.1%}"
+    text = f"{counts}; median certified radius {audit.median_radius:.3g} (method {audit.method})"
     if audit.distances is not None:
         text += f"; median distance of the nearest attack found {float(np.median(audit.distances)):.3g}"
     return text + f"; {audit.seconds:.1f} s."
@@ -298,7 +291,6 @@ def as_page(title: str, audit: Audit) -> str:
     page = Page(title)
     page.text(summary(audit))
     page.table(*as_table(audit))
-    attacked = audit.distances is not None
     reached = [*audit.radii[audit.right], *audit.eps]
     if audit.distances is not None:
         reached += [distance for distance in audit.distances if np.isfinite(distance)]
@@ -306,7 +298,7 @@ def as_page(title: str, audit: Audit) -> str:
     certified = np.array([audit.certified(size) for size in grid])
     series: dict[str, tuple[Array, Array]] = {"clean": (grid, np.full(len(grid), audit.clean))}
     page.heading("Accuracy against the size of the perturbation")
-    if attacked:
+    if audit.distances is not None:
         under_attack = np.array([audit.attacked(size) for size in grid])
         series["under attack"] = (grid, under_attack)
         series["certified"] = (grid, certified)

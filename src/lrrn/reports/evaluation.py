@@ -136,18 +136,12 @@ def evaluate(
     sizes = sizes_for(model, eps)
     if image_shape is not None and math.prod(image_shape) != rows.n_features:
         raise ValueError(f"images of {image_shape[0]} x {image_shape[1]} do not fit {rows.n_features} features")
-    parts = None if samples is None else Parts(samples, _run(model, sizes, seed))
+    # what identifies a run, so that it does not resume from the parts of another one
+    run = {"model": fingerprint(*model.network_.parameters()), "sizes": list(sizes), "seed": seed, "as": "evaluate"}
+    parts = None if samples is None else Parts(samples, run)
     work = partial(_score_chunk, model, sizes, rows.has_targets or samples is not None)
     columns = over_rows(rows, model.chunk_rows_, work, parts)
-    score, radii, certified = None, None, dict[float, float]()
-    if isinstance(model, LRRNClassifier) and rows.has_targets:
-        right = columns["prediction"] == columns["target"]
-        score, radii = float(np.mean(right)), np.where(right, columns["radius"], 0.0)
-        certified = {size: float(np.mean(radii > size)) for size in sizes}
-    if isinstance(model, LRRNRegressor):
-        score = float(r2_score(columns["target"], columns["prediction"])) if rows.has_targets else None
-        for size in sizes:
-            certified[size] = float(np.mean(columns[f"upper {size}"] - columns[f"lower {size}"]) / 2)
+    score, radii, certified = _scored(model, sizes, rows.has_targets, columns)
     energies = {"samples": columns["energy"], **_strange_energies(model, rows, image_shape, familiar, seed)}
     return Evaluation(
         name=name,
@@ -164,9 +158,20 @@ def evaluate(
     )
 
 
-def _run(model: Model, sizes: Sequence[float], seed: int) -> dict[str, Any]:
-    """Return what identifies a run, so that it does not resume from the parts of another one."""
-    return {"model": fingerprint(*model.network_.parameters()), "sizes": list(sizes), "seed": seed, "as": "evaluate"}
+def _scored(
+    model: Model, sizes: Sequence[float], has_targets: bool, columns: Mapping[str, Array]
+) -> tuple[float | None, Array | None, dict[float, float]]:
+    """Return the score, the radii of a classifier and the certified figures by perturbation size; see :class:`Evaluation`."""
+    score, radii, certified = None, None, dict[float, float]()
+    if isinstance(model, LRRNClassifier) and has_targets:
+        right = columns["prediction"] == columns["target"]
+        score, radii = float(np.mean(right)), np.where(right, columns["radius"], 0.0)
+        certified = {size: float(np.mean(radii > size)) for size in sizes}
+    if isinstance(model, LRRNRegressor):
+        score = float(r2_score(columns["target"], columns["prediction"])) if has_targets else None
+        for size in sizes:
+            certified[size] = float(np.mean(columns[f"upper {size}"] - columns[f"lower {size}"]) / 2)
+    return score, radii, certified
 
 
 def _score_chunk(model: Model, sizes: Sequence[float], predict: bool, X: Array, y: Array | None, _: int) -> dict[str, Array]:

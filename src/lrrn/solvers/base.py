@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Protocol
 
 from torch import Tensor
 
-from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP, kkt_residual, row_norms
-
-T = TypeVar("T")
+from lrrn.runtime.lazy import once_per_owner
 
 
 class Stepper(Protocol):
@@ -89,15 +84,5 @@ def recompute(qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
     return g, row_norms(kkt_residual(z, g, qp.lo, qp.hi))
 
 
-def once_per_hessian(prepare: Callable[[BlockTridiagonal], T]) -> Callable[[BlockTridiagonal], T]:
-    """Cache the preparation of a solver for the lifetime of the Hessian, which a pass shares with its adjoint."""
-    known: WeakKeyDictionary[BlockTridiagonal, T] = WeakKeyDictionary()
-
-    @wraps(prepare)
-    def remembered(h: BlockTridiagonal) -> T:
-        result = known.get(h)
-        if result is None:
-            known[h] = result = prepare(h)
-        return result
-
-    return remembered
+once_per_hessian = once_per_owner
+"""Caches the preparation of a solver for the lifetime of the Hessian, which a pass shares with its adjoint."""

@@ -76,13 +76,13 @@ class _Descent:
             packed, unit = self._single, self._norms
             squared = np.maximum(INSIDE * threshold.numpy() / unit, GAIN) ** 2
         self._rounds += 1
-        points, gradients, counts = z.numpy(), g.numpy(), used.numpy()
+        points, gradients, counts, lo, hi = z.numpy(), g.numpy(), used.numpy(), qp.lo.numpy(), qp.hi.numpy()
 
         def work(start: int, stop: int) -> None:
             rows = slice(start, stop)
             lanes = LANES // 2 if stop - start <= LANES // 2 and packed[0].dtype == np.float64 else LANES
             state = (points[rows], gradients[rows], counts[rows])
-            descend(_phase(packed, qp, rows), lanes, squared[rows], sweeps, unit[rows], *state)
+            descend(_phase(packed, lo, hi, rows), lanes, squared[rows], sweeps, unit[rows], *state)
 
         over_rows(work, qp.n_samples, self._min_rows)
         return used
@@ -92,11 +92,11 @@ class _Descent:
 
         g = torch.empty_like(z)
         norms = np.empty(qp.n_samples, np.float64)
-        points, gradients, q = z.numpy(), g.numpy(), qp.q.contiguous().numpy()
+        points, gradients, q, lo, hi = z.numpy(), g.numpy(), qp.q.contiguous().numpy(), qp.lo.numpy(), qp.hi.numpy()
 
         def work(start: int, stop: int) -> None:
             rows = slice(start, stop)
-            residuals(_phase(self._packed, qp, rows), q[rows], points[rows], gradients[rows], norms[rows])
+            residuals(_phase(self._packed, lo, hi, rows), q[rows], points[rows], gradients[rows], norms[rows])
 
         over_rows(work, qp.n_samples, self._min_rows)
         self._norms = norms
@@ -106,10 +106,9 @@ class _Descent:
         self._norms = self._norms[rows.numpy()]
 
 
-def _phase(packed: Packed, qp: BoxQP, rows: slice) -> Phase:
+def _phase(packed: Packed, lo: np.ndarray, hi: np.ndarray, rows: slice) -> Phase:
     """Return the problems of some rows as the kernel reads them."""
-    bound_rows = rows if len(qp.lo) > 1 else slice(None)
-    return Phase(*packed, qp.lo[bound_rows].numpy(), qp.hi[bound_rows].numpy())
+    return Phase(*packed, lo[rows], hi[rows]) if len(lo) > 1 else Phase(*packed, lo, hi)
 
 
 @once_per_hessian

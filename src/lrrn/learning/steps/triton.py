@@ -203,7 +203,9 @@ class TritonKernels:
         free: Tensor, clamped: Tensor,
     ) -> None:  # fmt: skip
         """Sum second moments of the activations and compute the derivatives from them."""
-        kernels, flat, out, width, n = _kernels(), self._flat.vector, self._flat.gradient, self._width, len(image)
+        from lrrn.kernels.cuda import derivatives as kernels
+
+        flat, out, width, n = self._flat.vector, self._flat.gradient, self._width, len(image)
         (_, b_at, c_at), (d_0, d_1) = self._places, self._sizes[:2]
         (b_size, c_size), plan, factors = self._biases(0), self._maps[5], self._maps[6]
         sign_free, sign_clamped = self._signs
