@@ -40,8 +40,8 @@ NEARLY = 1 - 1e-12
 class Sample:
     """One sample, or a batch, in the variables of the local problem. Fixed units are removed; lower bounds are finite."""
 
-    low: Tensor  # (..., m): distances of the computed activations from their bounds
-    high: Tensor  # likewise; may be infinite
+    low: Tensor  # (..., m): distances of the computed activations from their lower bounds
+    high: Tensor  # and from their upper bounds; may be infinite
     slack: Tensor  # (..., m): H z - q as computed
     low_error: Tensor  # (...): bound on the norm of the error of low and high
     slack_error: Tensor  # (...): bound on the norm of the error of slack

@@ -30,8 +30,8 @@ _UP = 1 + 1e-12
 class RootEnergies:
     """Bounds on s = sqrt(2 E) at x, and on its computed value at a perturbed input."""
 
-    lower: Tensor  # (n,) float64: bounds on the exact s at x
-    upper: Tensor
+    lower: Tensor  # (n,) float64: bound on the exact s at x from below
+    upper: Tensor  # and from above
     below: Tensor  # (n,) float64: largest amount by which a later computation at x can fall below the exact s
     above: Tensor  # or exceed it
     slope: float  # growth of below and above per unit of perturbation

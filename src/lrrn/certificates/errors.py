@@ -31,7 +31,7 @@ class SolveErrors:
     """
 
     here: Tensor  # (n,): proven distance of the solved activations from the exact ones at x
-    later: Tensor  # (n,): largest possible distance, at x, of a solve that reports convergence
+    later: Tensor  # (n,): largest possible distance from the exact ones, at x, of a solve that reports convergence
     slope: float  # growth of later per unit of perturbation
     size: Tensor  # (n,): one plus the norm of the features that the output is computed from; rounding is relative to it
     size_slope: float  # growth of size per unit of perturbation

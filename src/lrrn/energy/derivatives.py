@@ -34,7 +34,7 @@ class Gradients(NamedTuple):
 class Phase(NamedTuple):
     """Activations of a batch, and the weight of each sample's energy."""
 
-    blocks: Sequence[Tensor]  # z_1, z_2, ...; a layer of the energy is included if its upper activations are given
+    blocks: Sequence[Tensor]  # z_1, ..., without an eliminated output: layers of the energy above the last are left out
     weight: Tensor  # (n, 1)
 
 

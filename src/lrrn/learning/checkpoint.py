@@ -31,7 +31,7 @@ class Position:
     captured_sweeps: int = 0  # sweeps per solve in captured steps
     history: list[dict[str, Any]] = field(default_factory=list)  # one record per epoch
     best_score: float | None = None  # best validation score so far
-    best_epoch: int = 0
+    best_epoch: int = 0  # its epoch
 
 
 def save(

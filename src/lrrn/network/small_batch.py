@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lrrn.energy import LiftedEnergy
 from lrrn.energy.constraints import Interval, bounds
-from lrrn.kernels.cpu.arguments import Network, Phase
+from lrrn.kernels.cpu.arguments import Network, PackedQP
 from lrrn.linalg import blocks
 from lrrn.network.policy import SolvePolicy, Tolerances
 from lrrn.qp import QPSolution
@@ -72,8 +72,8 @@ class SmallBatch:
         panels, inverse = (np.empty(size if wide else 0, np.float32) for size in (length, units))
         self._fixed = (
             Network(flat, *structure.layers), structure.n_free,
-            Phase(np.zeros(length, flat.dtype), layout, np.zeros(units, flat.dtype), place, lo, hi),
-            Phase(panels, layout, inverse, place, lo, hi),
+            PackedQP(np.zeros(length, flat.dtype), layout, np.zeros(units, flat.dtype), place, lo, hi),
+            PackedQP(panels, layout, inverse, place, lo, hi),
         )  # fmt: skip
         self._z = np.zeros((len(x), lo.shape[1]), flat.dtype)
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from lrrn.kernels.constants import GAIN, INSIDE, LANES, SINGLE_ROUNDS, SMALLEST
-from lrrn.kernels.cpu.arguments import Phase
+from lrrn.kernels.cpu.arguments import PackedQP
 from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
 from lrrn.runtime.threads import over_rows
 from lrrn.solvers.base import once_per_hessian
 
 Packed = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""The Hessian as the kernel reads it: the first four fields of :class:`~lrrn.kernels.cpu.arguments.Phase`."""
+"""The Hessian as the kernel reads it: the first four fields of :class:`~lrrn.kernels.cpu.arguments.PackedQP`."""
 THREAD_WORK = 2**22
 """Smallest number of multiply-adds per sweep for which a second thread saves time."""
 SINGLE_FROM = 2**17
@@ -106,9 +106,9 @@ class _Descent:
         self._norms = self._norms[rows.numpy()]
 
 
-def _phase(packed: Packed, lo: np.ndarray, hi: np.ndarray, rows: slice) -> Phase:
+def _phase(packed: Packed, lo: np.ndarray, hi: np.ndarray, rows: slice) -> PackedQP:
     """Return the problems of some rows as the kernel reads them."""
-    return Phase(*packed, lo[rows], hi[rows]) if len(lo) > 1 else Phase(*packed, lo, hi)
+    return PackedQP(*packed, lo[rows], hi[rows]) if len(lo) > 1 else PackedQP(*packed, lo, hi)
 
 
 @once_per_hessian

@@ -18,7 +18,7 @@ class Network(NamedTuple):
     both: Any  # (L,): a_k (1 + beta_k)
 
 
-class Phase(NamedTuple):
+class PackedQP(NamedTuple):
     """Hessian and bounds of a QP, in the layout of :func:`lrrn.kernels.cpu.coordinate_descent.descend`."""
 
     panels: Any  # (total,): the Hessian, panel by panel; zero where there is no unit

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lrrn.kernels.constants import GAIN, INSIDE, LANES, SINGLE_ROUNDS, SMALLEST
-from lrrn.kernels.cpu.arguments import Phase
+from lrrn.kernels.cpu.arguments import PackedQP
 from lrrn.kernels.cpu.compiled import kernel, summing
 from lrrn.kernels.cpu.vector_sweep import PANEL, multiply_panel, squared_residuals, sweep_panel
 
@@ -62,7 +62,7 @@ def invert_diagonal(inverse_diagonal: Any, unit: int, block: Any) -> int:
 
 
 @kernel
-def _fill_lane(s: int, i: int, phase: Phase, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
+def _fill_lane(s: int, i: int, phase: PackedQP, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
     """Load a sample into a lane; shared bounds have been loaded before."""
     lo, hi, place = phase.lo, phase.hi, phase.place
     for j in range(place.shape[0]):
@@ -77,7 +77,7 @@ def _fill_lane(s: int, i: int, phase: Phase, z: Any, g: Any, zs: Any, gs: Any, l
 
 
 @kernel
-def _fill_bounds(lanes: int, phase: Phase, los: Any, his: Any) -> None:
+def _fill_bounds(lanes: int, phase: PackedQP, los: Any, his: Any) -> None:
     """Load bounds that all samples share into every lane."""
     for j in range(phase.place.shape[0]):
         m = phase.place[j]
@@ -87,7 +87,9 @@ def _fill_bounds(lanes: int, phase: Phase, los: Any, his: Any) -> None:
 
 
 @kernel
-def _fill_correction(s: int, i: int, unit: float, phase: Phase, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
+def _fill_correction(
+    s: int, i: int, unit: float, phase: PackedQP, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any
+) -> None:
     """Load the problem for the correction of ``z``, in multiples of ``unit``, into a lane."""
     lo, hi, place = phase.lo, phase.hi, phase.place
     row = 0 if lo.shape[0] == 1 else i
@@ -101,7 +103,7 @@ def _fill_correction(s: int, i: int, unit: float, phase: Phase, z: Any, g: Any, 
 
 
 @kernel
-def _begin(s: int, i: int, unit: Any, phase: Phase, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
+def _begin(s: int, i: int, unit: Any, phase: PackedQP, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
     """Load a sample, or the problem for its correction, into a lane."""
     if unit.shape[0] > 0:
         _fill_correction(s, i, unit[i], phase, z, g, zs, gs, los, his)
@@ -110,7 +112,7 @@ def _begin(s: int, i: int, unit: Any, phase: Phase, z: Any, g: Any, zs: Any, gs:
 
 
 @kernel
-def _add_correction(s: int, i: int, unit: float, phase: Phase, z: Any, zs: Any, los: Any, his: Any) -> None:
+def _add_correction(s: int, i: int, unit: float, phase: PackedQP, z: Any, zs: Any, los: Any, his: Any) -> None:
     """Add the correction of a lane to ``z``; units at a bound are set to the bound exactly."""
     lo, hi, place = phase.lo, phase.hi, phase.place
     row = 0 if lo.shape[0] == 1 else i
@@ -126,7 +128,7 @@ def _add_correction(s: int, i: int, unit: float, phase: Phase, z: Any, zs: Any, 
 
 @kernel
 def descend(
-    phase: Phase,
+    phase: PackedQP,
     lanes: int,
     threshold: Any,  # (n,) float64: stop when the squared KKT residual is at most this, in multiples of unit^2 if there is one
     max_sweeps: int,
@@ -193,7 +195,7 @@ def descend(
 
 @kernel
 def residuals(
-    phase: Phase,
+    phase: PackedQP,
     q: Any,  # (n, dim)
     z: Any,  # (n, dim)
     g: Any,  # (n, dim), out: H z - q
@@ -235,7 +237,7 @@ def _scale(q: Any, i: int) -> float:
 
 
 @summing
-def _residual(phase: Phase, z: Any, g: Any, i: int) -> float:
+def _residual(phase: PackedQP, z: Any, g: Any, i: int) -> float:
     """Return the norm of the KKT residual of a row."""
     lo, hi = phase.lo, phase.hi
     row = i if lo.shape[0] > 1 else 0
@@ -248,7 +250,7 @@ def _residual(phase: Phase, z: Any, g: Any, i: int) -> float:
 
 
 @kernel
-def begin(phase: Phase, q: Any, cold: bool, z: Any, g: Any, norms: Any) -> None:
+def begin(phase: PackedQP, q: Any, cold: bool, z: Any, g: Any, norms: Any) -> None:
     """Write the gradient H z - q at ``z``, which is zero if ``cold``."""
     if not cold:
         residuals(phase, q, z, g, norms)
@@ -260,7 +262,7 @@ def begin(phase: Phase, q: Any, cold: bool, z: Any, g: Any, norms: Any) -> None:
 
 @kernel
 def solve(
-    phase: Phase,
+    phase: PackedQP,
     q: Any,  # (n, dim)
     tol: float,
     max_sweeps: int,
@@ -287,7 +289,7 @@ def solve(
 
 
 @kernel
-def narrow(phase: Phase, panels: Any, inverse_diagonal: Any) -> bool:
+def narrow(phase: PackedQP, panels: Any, inverse_diagonal: Any) -> bool:
     """Write panels and inverse diagonal in float32; return whether the diagonal is in its range."""
     for i in range(panels.shape[0]):
         panels[i] = phase.panels[i]
@@ -302,8 +304,8 @@ def narrow(phase: Phase, panels: Any, inverse_diagonal: Any) -> bool:
 
 @kernel
 def solve_mixed(
-    phase: Phase,
-    single: Phase,  # the same in float32; without panels to use no float32
+    phase: PackedQP,
+    single: PackedQP,  # the same in float32; without panels to use no float32
     q: Any,
     tol: float,
     max_sweeps: int,

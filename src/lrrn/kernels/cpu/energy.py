@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lrrn.kernels.cpu.arguments import Network, Phase
+from lrrn.kernels.cpu.arguments import Network, PackedQP
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.coordinate_descent import fill_panels, invert_diagonal
 from lrrn.kernels.cpu.gemm import gemm
@@ -19,7 +19,7 @@ from lrrn.kernels.cpu.vector_sweep import PANEL
 
 
 @kernel
-def pack(net: Network, gram: Any, blocks: int, closed: bool, phase: Phase) -> None:
+def pack(net: Network, gram: Any, blocks: int, closed: bool, phase: PackedQP) -> None:
     """Write the first ``blocks`` blocks of H as panels; if ``closed``, the last one includes the terms of the layer above.
 
     ``gram`` is W_0 W_0^T; it is not read if beta_0 is 0.
@@ -59,7 +59,7 @@ def pack(net: Network, gram: Any, blocks: int, closed: bool, phase: Phase) -> No
 
 
 @kernel
-def press(net: Network, k: int, phase: Phase) -> None:
+def press(net: Network, k: int, phase: PackedQP) -> None:
     """Add the terms of layer ``k`` to the last block of H, in panels that :func:`pack` wrote without them."""
     flat, w_at, layout = net.flat, net.w_at, phase.layout
     d, width, dim = net.sizes[k], net.sizes[k + 1], phase.place.shape[0]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lrrn.kernels.cpu.arguments import Network, Phase
+from lrrn.kernels.cpu.arguments import Network, PackedQP
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.coordinate_descent import begin, narrow, solve_mixed
 from lrrn.kernels.cpu.energy import add_first_difference, add_later_differences, clear, linear, pack
@@ -29,8 +29,8 @@ def _within(g: Any, norms: Any, scale: Any, limit: float) -> bool:
 def forward(
     net: Network,
     layers: int,  # number of layers that are unknowns
-    phase: Phase,  # out: H
-    single: Phase,  # out: the same in float32; without panels to use no float32
+    phase: PackedQP,  # out: H
+    single: PackedQP,  # out: the same in float32; without panels to use no float32
     gram: Any,  # (d_1, d_1): W_0 W_0^T; not read if beta_0 is 0
     x: Any,  # (n, d_0)
     tol: float,
@@ -107,8 +107,8 @@ def _read_back(net: Network, layers: int, z: Any, d_y: Any, v: Any, out: Any) ->
 def backward(
     net: Network,
     layers: int,
-    phase: Phase,  # as forward wrote them
-    single: Phase,
+    phase: PackedQP,  # as forward wrote them
+    single: PackedQP,
     x: Any,
     tol: float,
     limit: float,
@@ -151,8 +151,8 @@ def backward(
             return False
         for j in range(dim):
             unit[i, j] = v[i, j] / size[i] if size[i] > 0 else v[i, j]
-    adjoint = Phase(phase.panels, phase.layout, phase.inverse_diagonal, phase.place, low, high)
-    adjoint_single = Phase(single.panels, single.layout, single.inverse_diagonal, single.place, low, high)
+    adjoint = PackedQP(phase.panels, phase.layout, phase.inverse_diagonal, phase.place, low, high)
+    adjoint_single = PackedQP(single.panels, single.layout, single.inverse_diagonal, single.place, low, high)
     begin(adjoint, unit, True, w, g, norms)
     solve_mixed(adjoint, adjoint_single, unit, tol, max_sweeps, w, g, norms, scale, used)
     if not _within(g, norms, scale, limit):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lrrn.kernels.constants import ACCEPTED
-from lrrn.kernels.cpu.arguments import Network, Phase
+from lrrn.kernels.cpu.arguments import Network, PackedQP
 from lrrn.kernels.cpu.compiled import kernel, summing
 from lrrn.kernels.cpu.coordinate_descent import begin, solve
 from lrrn.kernels.cpu.energy import (
@@ -56,7 +56,7 @@ def _value(q: Any, z: Any, g: Any, i: int) -> float:
 
 @kernel
 def _solve_phase(
-    phase: Phase, q: Any, tol: float, max_sweeps: int, z: Any, g: Any, sweeps: Any, sign: Any, losses: Any
+    phase: PackedQP, q: Any, tol: float, max_sweeps: int, z: Any, g: Any, sweeps: Any, sign: Any, losses: Any
 ) -> bool:
     """Solve one phase, starting at ``z``, and add ``sign`` times its value to the losses; return whether all converged."""
     n = z.shape[0]
@@ -158,8 +158,8 @@ def prepare(
     gram: Any,  # (d_1, d_1): W_0 W_0^T; not read if beta_0 is 0
     free: bool,  # whether there is a free phase
     clamped: bool,
-    phase_free: Phase,  # out: H
-    phase_clamped: Phase,
+    phase_free: PackedQP,  # out: H
+    phase_clamped: PackedQP,
 ) -> None:
     """Write the Hessians of the phases, which all samples share."""
     last = net.w_at.shape[0] - 1
@@ -179,8 +179,8 @@ def prepare(
 def energy_step(
     net: Network,
     eliminated: bool,  # whether the output is not an unknown of the free phase
-    phase_free: Phase,  # as prepare writes them
-    phase_clamped: Phase,
+    phase_free: PackedQP,  # as prepare writes them
+    phase_clamped: PackedQP,
     inputs: Any,  # (samples, d_0)
     targets: Any,  # (samples, d_L); not read if sign_clamped is 0
     rows: Any,  # (n,) int64: the samples to use

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lrrn.kernels.constants import LANES
-from lrrn.kernels.cpu.arguments import Network, Phase
+from lrrn.kernels.cpu.arguments import Network, PackedQP
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
@@ -61,7 +61,7 @@ class CompiledCpu:
         for sizes in (energy.free_sizes, hidden):
             layout, place, units, length = panel_plan(sizes)
             bounds = (bound[:, : sum(sizes)].contiguous().numpy() for bound in (self._lo, self._hi))
-            phases.append(Phase(np.zeros(length, dtype), layout, np.zeros(units, dtype), place, *bounds))
+            phases.append(PackedQP(np.zeros(length, dtype), layout, np.zeros(units, dtype), place, *bounds))
         if free:
             # the clamped phase warm-starts from the free phase and differs at the output, so sweeps go from last to first layer
             phases[1] = phases[1]._replace(layout=phases[1].layout[::-1].copy())
