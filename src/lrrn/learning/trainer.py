@@ -127,7 +127,7 @@ class Trainer:
         Returns
         -------
         list of dict
-            The history: loss, learning rate, seconds, sweeps, condition number, weight norms and gradient backend of each epoch.
+            The history: loss, learning rate, seconds, sweeps, condition number, weight norms and backend of each epoch.
         """
         self._step.check(data)
         identity = self._identity(data)
