@@ -477,11 +477,13 @@ def test_autoattack_counts_what_the_classifier_confirms(torchattacks):
         autoattack.autoattack(few, model.predict, X, y, np.zeros(60, int), distances, 0.1, (1, 6, 6))
 
 
-def test_the_adapter_scales_as_the_classifier_does():
-    X = 100 + 50 * random_input(60, 4).numpy()
+@pytest.mark.parametrize("standardize", [True, "features"])
+def test_the_adapter_scales_as_the_classifier_does(standardize):
+    X = 100 + 50 * random_input(60, 4).numpy() * [1, 2, 0.1, 3]
     y = (X.sum(axis=1) > 400).astype(int)
-    model = lrrn.LRRNClassifier((5,), epochs=2, standardize=True, random_state=0).fit(X, y)
+    model = lrrn.LRRNClassifier((5,), epochs=2, standardize=standardize, random_state=0).fit(X, y)
     scores = Scores(model)(torch.as_tensor(X)).detach()
+    np.testing.assert_allclose((scores[:, 1] - scores[:, 0]).numpy(), model.decision_function(X), rtol=1e-4, atol=1e-5)
     assert np.array_equal(model.classes_[scores.argmax(-1).numpy()], model.predict(X))
     model.objective = "class_energy"
     with pytest.raises(ValueError, match="class_energy"):

@@ -88,7 +88,8 @@ def test_a_csv_file_with_text_labels(tmp_path, iris):
     run("train", iris, "--target", "kind", "-o", model, "--json", figures, "--eps", "0.1,0.5")
     loaded, result = lrrn.load(model), json.loads(figures.read_text())["models"][0]
     assert len(load_reference(model).samples) == 0 and len(load_reference(model).energies["samples"]) == 38  # not given away
-    assert loaded.classes_.tolist() == ["setosa", "versicolor", "virginica"] and loaded.standardize
+    assert loaded.classes_.tolist() == ["setosa", "versicolor", "virginica"]
+    assert loaded.standardize == "features" and result["norm"] == "scaled"
     assert result["n_samples"] == 38 and result["score"] > 0.85 and set(result["certified"]) == {"0.1", "0.5"}
 
 
@@ -128,10 +129,10 @@ def test_parameters_reach_the_estimator(tmp_path):
         "temperature": "0.2", "adversarial_eps": "0.01", "max_weight_norm": "3",
         "class_weight": ",".join(f"{label}=1.5" for label in range(10)),
         "n_iter_no_change": "3", "validation_fraction": "0.2", "max_sweeps": "500", "tol": "0.001", "on_failure": "raise",
-        "dtype": "float64", "shifts": "1", "epochs": "1", "random_state": "7",
+        "dtype": "float64", "shifts": "1", "epochs": "1", "random_state": "7", "standardize": "common",
     }  # fmt: skip
     options = [text for name, value in given.items() for text in ("--" + name.replace("_", "-"), value)]
-    run("train", data, *options, "--early-stopping", "--no-reuse-activations", "--standardize", "-o", model)
+    run("train", data, *options, "--early-stopping", "--no-reuse-activations", "-o", model)
     found = lrrn.load(model).get_params()
     wanted = {
         "hidden_sizes": (6, 5), "objective": "margin", "beta": (1.0, 0.5, 0.0), "gamma": 0.25, "constraint": (0.0, 2.0),
@@ -139,9 +140,27 @@ def test_parameters_reach_the_estimator(tmp_path):
         "temperature": 0.2, "adversarial_eps": 0.01, "max_weight_norm": 3.0, "class_weight": dict.fromkeys(range(10), 1.5),
         "n_iter_no_change": 3, "validation_fraction": 0.2, "max_sweeps": 500, "tol": 0.001, "on_failure": "raise",
         "dtype": "float64", "shifts": 1, "epochs": 1, "random_state": 7, "early_stopping": True, "reuse_activations": False,
-        "standardize": True,
+        "standardize": "common",
     }  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
+
+
+def test_tables_are_scaled_by_feature_and_images_as_a_whole_if_at_all(tmp_path, iris):
+    model, image = tmp_path / "m.safetensors", tmp_path / "images.npz"
+    X, y = lrrn.datasets.load("digits", "test")
+    np.savez(image, X=X[:100], y=y[:100])
+    quick = ("--epochs", 1, "--hidden", "4", "-o", model, "--overwrite")
+    for data, options, wanted in (
+        (image, (), "features"),
+        (image, ("--image", "8x8"), False),
+        (image, ("--standardize", "none"), False),
+        (iris, ("--target", "kind", "--image", "2x2"), True),
+    ):
+        output = run("train", data, *options, *quick)
+        assert lrrn.load(model).standardize == wanted
+        assert ("norm of perturbations" in words(output)) == (wanted == "features")
+    done = runner.invoke(app, ["train", str(iris), "--target", "kind", "--standardize", "each", "-o", str(tmp_path / "x")])
+    assert done.exit_code == 2 and "features, common or none" in words(done.output)
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
@@ -243,9 +262,10 @@ def test_a_saved_model_is_not_replaced_by_accident_nor_evaluated_on_other_featur
     assert model.read_bytes() != content
 
 
-def test_certify_and_attack_agree_on_a_standardized_model_in_the_units_of_the_data(tmp_path, iris):
+@pytest.mark.parametrize(("standardize", "norm"), [("common", "euclidean"), ("features", "scaled")])
+def test_certify_and_attack_agree_on_a_standardized_model_in_its_norm(tmp_path, iris, standardize, norm):
     model, proven, attacked, page = (tmp_path / name for name in ("m.safetensors", "c.json", "a.json", "a.html"))
-    run("train", iris, "--target", "kind", "--epochs", 20, "--hidden", "8", "-o", model)
+    run("train", iris, "--target", "kind", "--epochs", 20, "--hidden", "8", "--standardize", standardize, "-o", model)
     common = (model, iris, "--target", "kind", "--limit", 120, "--eps", "0.1,0.5", "--method", "spectral")
     output = run("certify", *common, "--json", proven, "--page", tmp_path / "c.html")
     one = json.loads(proven.read_text())
@@ -253,6 +273,7 @@ def test_certify_and_attack_agree_on_a_standardized_model_in_the_units_of_the_da
     assert (
         "120 samples" in output and one["n_samples"] == 120 and one["method"] == "spectral" and one["guarantee"] == "deployed"
     )
+    assert one["norm"] == norm and f"{norm} norm" in output and "norm of the perturbation" in words(output)
     assert one["samples"]["radius"] == loaded.certified_radius(table, "spectral").tolist()
     assert "polyline" in (tmp_path / "c.html").read_text()
     output = run("attack", *common, "--steps", 10, "--restarts", 2, "--json", attacked, "--page", page)

@@ -27,6 +27,12 @@ def scaled():
     return session_of(fitted(scale=16.0, standardize=True), 16.0)
 
 
-@pytest.fixture(params=["plain", "scaled"])
+@pytest.fixture(scope="module")
+def by_feature():
+    """A model of pixels that are divided by their standard deviations inside."""
+    return session_of(fitted(standardize="features"))
+
+
+@pytest.fixture(params=["plain", "scaled", "by_feature"])
 def session(request):
     return request.getfixturevalue(request.param)

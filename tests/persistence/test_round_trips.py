@@ -121,7 +121,7 @@ def test_a_classifier_comes_back_with_its_labels(kind, path):
     assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
 
 
-@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("standardize", [False, True, "features"])
 @pytest.mark.parametrize("objective", ["contrastive", "margin"])
 def test_a_classifier_comes_back_with_its_certificates(objective, standardize, path):
     X, model = table(), classifier(objective=objective, standardize=standardize)
@@ -182,7 +182,7 @@ def test_parameters_of_the_run_stay_behind(path, tmp_path):
 
 
 @pytest.mark.parametrize("n_targets", [None, 1, 3])
-@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("standardize", [False, True, "features"])
 def test_a_regressor_comes_back(n_targets, standardize, path):
     X = table()
     y = X[:, 0] ** 2 if n_targets is None else 10 + X[:, :n_targets] * 5
@@ -195,7 +195,7 @@ def test_a_regressor_comes_back(n_targets, standardize, path):
     assert np.array_equal(again.energy(X), model.energy(X)) and again.score(X, y) == model.score(X, y)
 
 
-@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("standardize", [False, True, "features"])
 def test_an_energy_model_comes_back(standardize, path):
     X = table()
     model = LRRNEnergyModel(**QUICK, standardize=standardize, contamination=0.2).fit(X)

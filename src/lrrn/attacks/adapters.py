@@ -18,7 +18,7 @@ class FittedClassifier(Protocol):
 
     network_: LRRN
     offset_in_: Any
-    scale_in_: float
+    scale_in_: Any
     objective: str
 
 
@@ -36,20 +36,22 @@ class Scores(nn.Module):
     """
 
     offset: Tensor
+    scale: Tensor
 
     def __init__(self, model: LRRN | FittedClassifier, shape: tuple[int, ...] | None = None) -> None:
         super().__init__()
         if isinstance(model, LRRN):
-            net, offset, self.scale = model, torch.zeros(()), 1.0
+            net, offset, scale = model, torch.zeros(()), torch.ones(())
         else:
             if model.objective == "class_energy":
                 raise ValueError("objective 'class_energy' predicts by energies, not by the outputs this adapter shows")
-            net, offset, self.scale = model.network_, torch.as_tensor(model.offset_in_), model.scale_in_
+            net, offset, scale = model.network_, torch.as_tensor(model.offset_in_), torch.as_tensor(model.scale_in_)
         if net.sizes[-1] < 2:
             raise ValueError("an attack changes which output is largest, and this network has one")
         self.net = copy.deepcopy(net).requires_grad_(False)
         self.shape = None if shape is None else tuple(shape)
         self.register_buffer("offset", offset.to(device=net.W[0].device, dtype=torch.float64))
+        self.register_buffer("scale", scale.to(device=net.W[0].device, dtype=torch.float64))
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -84,6 +84,12 @@ def _name_or_none(text: str, option: str) -> str | None:
     return None if text == "none" else text
 
 
+def _scaling(text: str, option: str) -> str | bool:
+    if text not in ("features", "common", "none"):
+        raise typer.BadParameter(f"{option} should be features, common or none; got {text!r}")
+    return text != "none" and text
+
+
 def _class_weights(text: str, option: str) -> str | dict[Any, float]:
     """Return "balanced", or weights by label; labels that look like numbers are numbers, as in data files."""
     if text == "balanced":
@@ -119,7 +125,11 @@ PARAMETERS = {
         Parameter("dtype", str, "Type of the weights: float32 or float64."),
         Parameter("max_weight_norm", float, "Cap on the spectral norm of hidden weights."),
         Parameter(
-            "standardize", bool, "Centre and scale the data; radii stay in their units. Default: if a value is outside [0, 1]."
+            "standardize",
+            str,
+            "Centre the data and divide by a scale: features (one per feature), common (one for all), none. "
+            "Default: features for tables; for images common, or none if all values are in [0, 1].",
+            _scaling,
         ),
         Parameter("contamination", float, "Energy model: share of the training data to call outliers."),
     ),

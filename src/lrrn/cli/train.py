@@ -58,7 +58,8 @@ def train(
         (X, y), (X_test, y_test) = train_and_test(data, root, target, test_share, seed, kind)
         shape = image_shape(data, image, X.shape[1])
         if parameters["standardize"] is None:
-            model.set_params(standardize=not (X.min() >= 0 and X.max() <= 1))
+            inside = X.min() >= 0 and X.max() <= 1
+            model.set_params(standardize="features" if shape is None else not inside)
         start = time.perf_counter()
         model.fit(X, y)  # an energy model ignores y
         seconds = time.perf_counter() - start

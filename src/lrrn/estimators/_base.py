@@ -30,6 +30,10 @@ from lrrn.runtime.threads import blas_threads
 Array = NDArray[Any]
 CHUNK_UNITS = 2**22
 """Numbers per layer held in memory during inference: a chunk has ``CHUNK_UNITS`` / (width of the widest layer) samples."""
+STANDARDIZE = (False, True, "common", "features")
+"""Values of ``standardize``."""
+NORMS = {"input": "euclidean", "euclidean": "euclidean", "scaled": "scaled"}
+"""Values of ``norm``, and the name that a certificate has for each."""
 
 
 class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
@@ -49,7 +53,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     weight_decay: float
     decoupled_weight_decay: float
     max_weight_norm: float | None
-    standardize: bool
+    standardize: bool | str
     early_stopping: bool
     validation_fraction: float
     n_iter_no_change: int
@@ -74,7 +78,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     n_iter_: int
     n_features_in_: int
     offset_in_: Array
-    scale_in_: float
+    scale_in_: float | Array
     _seed: int
     _optimizer_state: dict[str, Any] | None
 
@@ -127,15 +131,24 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1; got {self.validation_fraction}")
         check_on_failure(self.on_failure)
+        if self.standardize not in STANDARDIZE:
+            raise ValueError(f"standardize must be False, True, 'common' or 'features'; got {self.standardize!r}")
         if self.resume and self.checkpoint is None:
             raise ValueError("resume=True needs checkpoint to name the file to continue from")
 
     def _fit_scaling(self, X: Array) -> None:
-        """Centre every feature and divide by one common scale, so that balls remain balls and radii scale by one factor."""
+        """Centre every feature and divide by one common scale, so that balls remain balls, or by its standard deviation."""
         self.offset_in_, self.scale_in_ = np.zeros(X.shape[1]), 1.0
-        if self.standardize:
-            self.offset_in_ = X.mean(axis=0, dtype=np.float64)
-            spread = float(np.sqrt(X.var(axis=0, dtype=np.float64).mean()))
+        if not self.standardize:
+            return
+        mean, variance = X.mean(axis=0, dtype=np.float64), X.var(axis=0, dtype=np.float64)
+        self.offset_in_ = mean
+        if self.standardize == "features":
+            # the computed variance of a constant feature is rounding error
+            rounding = len(X) * EPS * variance + (len(X) * EPS * mean) ** 2
+            self.scale_in_ = np.where(variance > rounding, np.sqrt(variance), 1.0)
+        else:
+            spread = float(np.sqrt(variance.mean()))
             self.scale_in_ = spread if spread > 0 else 1.0
 
     def _scaled(self, X: Array, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -234,13 +247,29 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         """Infer in float64. Predictions and certificates use the same solve."""
         return self.network_.infer(x, y, max_sweeps=self.max_sweeps, on_failure=on_failure or self.on_failure)
 
-    def _radius_in(self, radius: Tensor, x: Tensor) -> Tensor:
-        """Convert radii from the network's units to the units of X, minus the rounding error of the scaling."""
+    def _norm(self, norm: str | None) -> str:
+        """Return the norm that ``norm`` names: "euclidean", or "scaled" for |(X' - X) / scale_in_|, the one of the network."""
+        if norm is None:
+            return "scaled" if np.ndim(self.scale_in_) else "euclidean"
+        if norm not in NORMS:
+            raise ValueError(f"unknown norm {norm!r}; use 'input' for the Euclidean norm of X, or 'scaled'")
+        return NORMS[norm]
+
+    def _unit(self, norm: str | None = None) -> float:
+        """Return the size, in this norm of X, that a perturbation needs at least to move the network's input by 1."""
+        return 1.0 if self._norm(norm) == "scaled" else float(np.min(self.scale_in_))
+
+    def _radius_in(self, radius: Tensor, x: Tensor, norm: str | None = None) -> Tensor:
+        """Convert radii from the network's units to a norm of X, minus the rounding error of the scaling."""
         if not self.standardize:
             return radius
-        offset = float(np.linalg.norm(self.offset_in_)) / self.scale_in_
+        offset = float(np.linalg.norm(self.offset_in_ / self.scale_in_))
         rounding = 16 * EPS * (torch.linalg.vector_norm(x, dim=-1) + offset + radius)
-        return (radius - rounding).clamp(min=0.0) * (self.scale_in_ * (1 - 4 * EPS))
+        return (radius - rounding).clamp(min=0.0) * (self._unit(norm) * (1 - 4 * EPS))
+
+    def _feature_scale(self, norm: str | None) -> Array:
+        """Return, for each feature, a lower bound on how far it may move alone within a ball of radius 1 in this norm."""
+        return np.broadcast_to(self.scale_in_ / self._unit(norm) * (1 - 4 * EPS), (self.n_features_in_,))
 
     def energy(self, X: ArrayLike) -> Array:
         """Return the free energy min_z E(z; x) of each sample: low in distribution, high for out-of-distribution inputs.
@@ -255,8 +284,8 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         """
         return self._over_chunks(X, lambda x: self._infer(x).energy)
 
-    def energy_interval(self, X: ArrayLike, eps: float) -> tuple[Array, Array]:
-        """Return certified bounds on each sample's energy under perturbations of Euclidean norm at most ``eps``.
+    def energy_interval(self, X: ArrayLike, eps: float, norm: str | None = None) -> tuple[Array, Array]:
+        """Return certified bounds on each sample's energy under perturbations of norm at most ``eps``.
 
         They hold for the values that :meth:`energy` computes, solver error and rounding included.
 
@@ -264,38 +293,43 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         ----------
         X : array of shape (n_samples, n_features)
         eps : float
-            Size of the perturbation, in the units of X.
+            Size of the perturbation.
+        norm : {None, "input", "scaled"}, default=None
+            Norm that measures it: "input" is the Euclidean norm in the units of X, "scaled" the Euclidean norm after every
+            feature is divided by its ``scale_in_``. None is "scaled" with ``standardize="features"``, otherwise "input".
 
         Returns
         -------
         lower, upper : array of shape (n_samples,)
         """
         check_is_fitted(self, "network_")
+        self._norm(norm)
         if not eps >= 0:
             raise ValueError(f"eps must be at least 0; got {eps}")
 
         def interval(x: Tensor) -> Tensor:
-            return torch.stack(energy_interval(self.network_, x, self._reach(eps, x), max_sweeps=self.max_sweeps), dim=1)
+            reach = self._reach(eps, x, norm)
+            return torch.stack(energy_interval(self.network_, x, reach, max_sweeps=self.max_sweeps), dim=1)
 
         lower, upper = self._over_chunks(X, interval).T
         return lower, upper
 
-    def _reach(self, eps: float, x: Tensor) -> float:
-        """Convert a perturbation size from the units of X to the network's, plus the rounding error of scaling both inputs."""
+    def _reach(self, eps: float, x: Tensor, norm: str | None = None) -> float:
+        """Convert a perturbation size from a norm of X to the network's units, plus the rounding of scaling both inputs."""
         if not self.standardize:
             return eps
-        offset = float(np.linalg.norm(self.offset_in_)) / self.scale_in_
+        offset = float(np.linalg.norm(self.offset_in_ / self.scale_in_))
         rounding = 16 * EPS * float(torch.linalg.vector_norm(x, dim=-1).max() + offset)
-        return eps / self.scale_in_ * (1 + 4 * EPS) + rounding
+        return eps / self._unit(norm) * (1 + 4 * EPS) + rounding
 
     @property
     def lipschitz_(self) -> LipschitzBound:
-        """Proven bound on the Lipschitz constant of the network's output as a function of X."""
+        """Proven bound on the Lipschitz constant of the network's output as a function of X, in the default norm."""
         check_is_fitted(self, "network_")
         bound = self.network_.lipschitz()
         if not self.standardize:
             return bound
-        return LipschitzBound((*bound.per_layer, 1 / self.scale_in_ * (1 + 4 * EPS)), bound.method)
+        return LipschitzBound((*bound.per_layer, 1 / self._unit() * (1 + 4 * EPS)), bound.method)
 
 
 def split_off_validation(

@@ -25,14 +25,19 @@ class SampleCertificate:
     margin : array of shape (n_samples,)
         Computed margin: largest minus second largest score, or the distance from the threshold of an energy model.
     radius : array of shape (n_samples,)
-        In the units of X: the label cannot change for any perturbation of smaller Euclidean norm. 0 where nothing is certified,
-        in particular where the solve did not converge.
+        The label cannot change for any perturbation of smaller norm. 0 where nothing is certified, in particular where the
+        solve did not converge.
     energy : array of shape (n_samples,)
         Free energies, as ``energy`` returns them.
     converged : bool array of shape (n_samples,)
         Whether the solve met its tolerance.
     method : str
         Method that derived the radii.
+    norm : {"euclidean", "scaled"}
+        Norm of the radii: the Euclidean norm in the units of X, or the Euclidean norm after every feature is divided by its
+        scale.
+    feature_scale : array of shape (n_features,)
+        How far each feature may move, alone and in its own units, per unit of the radius.
     """
 
     prediction: Array
@@ -41,6 +46,18 @@ class SampleCertificate:
     energy: Array
     converged: Array
     method: str
+    norm: str
+    feature_scale: Array
+
+    def feature_radius(self) -> Array:
+        """Return how far each feature may move alone, in its own units, without a change of the label.
+
+        Returns
+        -------
+        array of shape (n_samples, n_features)
+            No statement about several features that move at once: that is ``radius``.
+        """
+        return self.radius[:, None] * self.feature_scale
 
     def certified_accuracy(self, y: ArrayLike, eps: float) -> float:
         """Return the share of samples that are classified correctly and certified for every perturbation of norm ``eps``.
@@ -50,7 +67,7 @@ class SampleCertificate:
         y : array of shape (n_samples,)
             True labels.
         eps : float
-            Size of the perturbation, in the units of X; 0 gives the plain accuracy.
+            Size of the perturbation, in the norm of the radii; 0 gives the plain accuracy.
         """
         right = torch.as_tensor(np.asarray(self.prediction == np.asarray(y)))
         return certified_share(right, torch.as_tensor(self.radius), eps)
@@ -66,15 +83,19 @@ class RegressionCertificate:
     prediction : array of shape (n_samples,) or (n_samples, n_targets)
         As ``predict`` returns them.
     intervals : dict from float to (lower, upper)
-        For every size of perturbation, in the units of X: certified bounds on the predictions, as arrays of the shape of
-        ``prediction``; infinite where the solve did not converge.
+        For every size of perturbation: certified bounds on the predictions, as arrays of the shape of ``prediction``; infinite
+        where the solve did not converge.
     energy : array of shape (n_samples,)
         Free energies, as ``energy`` returns them.
     converged : bool array of shape (n_samples,)
         Whether the solve met its tolerance.
+    norm : {"euclidean", "scaled"}
+        Norm of the sizes: the Euclidean norm in the units of X, or the Euclidean norm after every feature is divided by its
+        scale.
     """
 
     prediction: Array
     intervals: dict[float, tuple[Array, Array]]
     energy: Array
     converged: Array
+    norm: str

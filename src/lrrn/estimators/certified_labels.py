@@ -23,7 +23,12 @@ class CertifiedLabels(LiftedEstimator):
     classes_: Array
 
     def certificate(
-        self, X: ArrayLike, method: str = "auto", seconds: float | None = None, target_radius: float = math.inf
+        self,
+        X: ArrayLike,
+        method: str = "auto",
+        seconds: float | None = None,
+        target_radius: float = math.inf,
+        norm: str | None = None,
     ) -> SampleCertificate:
         """Return labels, margins, certified radii and energies of samples, all from one solve.
 
@@ -38,13 +43,18 @@ class CertifiedLabels(LiftedEstimator):
         seconds : float, optional
             Time budget for the constants common to all samples, as in :func:`lrrn.certify`.
         target_radius : float, optional
-            As in :func:`lrrn.certify`, in the units of X. It saves most of the time of "local" if larger radii are of no use.
+            As in :func:`lrrn.certify`, in the norm of the radii. It saves most of the time of "local" if larger radii are of no
+            use.
+        norm : {None, "input", "scaled"}, default=None
+            Norm of the radii: "input" is the Euclidean norm in the units of X, "scaled" the Euclidean norm after every feature
+            is divided by its ``scale_in_``. None is "scaled" with ``standardize="features"``, otherwise "input".
 
         Returns
         -------
         SampleCertificate
         """
         check_is_fitted(self, "network_")
+        named = self._norm(norm)
         if not target_radius > 0:
             raise ValueError(f"target_radius must be a radius above 0; got {target_radius}")
         by_energy = self.objective == "class_energy"
@@ -58,13 +68,13 @@ class CertifiedLabels(LiftedEstimator):
             if by_energy:
                 certificate = certify_energies(self.network_, x, max_sweeps=self.max_sweeps)
             else:
-                reach = self._reach(target_radius, x) if target_radius < math.inf else target_radius
+                reach = self._reach(target_radius, x, norm) if target_radius < math.inf else target_radius
                 tol = DEFAULT_TOL[torch.float64]
                 certificate = certify_solution(self.network_, x, free, method, "deployed", seconds, tol, reach)
             return {
                 "prediction": certificate.prediction,
                 "margin": certificate.margin,
-                "radius": self._radius_in(certificate.radius, x),
+                "radius": self._radius_in(certificate.radius, x, norm),
                 "energy": free.energy,
                 # every class energy has its own solve
                 "converged": free.converged & certificate.error_bound.isfinite() if by_energy else free.converged,
@@ -72,25 +82,31 @@ class CertifiedLabels(LiftedEstimator):
 
         columns = self._columns(X, work)
         columns["prediction"] = self.classes_[columns["prediction"]]
-        return SampleCertificate(**columns, method="energy" if by_energy else method)
+        by = "energy" if by_energy else method
+        return SampleCertificate(**columns, method=by, norm=named, feature_scale=self._feature_scale(norm))
 
     def certified_radius(
-        self, X: ArrayLike, method: str = "auto", seconds: float | None = None, target_radius: float = math.inf
+        self,
+        X: ArrayLike,
+        method: str = "auto",
+        seconds: float | None = None,
+        target_radius: float = math.inf,
+        norm: str | None = None,
     ) -> Array:
-        """Return the radius, in the units of X, within which the predicted label of each sample is proven not to change.
+        """Return the radius within which the predicted label of each sample is proven not to change.
 
         Parameters
         ----------
-        X, method, seconds, target_radius
+        X, method, seconds, target_radius, norm
             As in :meth:`certificate`, which returns the labels too.
 
         Returns
         -------
         array of shape (n_samples,)
         """
-        return self.certificate(X, method, seconds, target_radius).radius
+        return self.certificate(X, method, seconds, target_radius, norm).radius
 
-    def certified_score(self, X: ArrayLike, y: ArrayLike, eps: float, method: str = "auto") -> float:
+    def certified_score(self, X: ArrayLike, y: ArrayLike, eps: float, method: str = "auto", norm: str | None = None) -> float:
         """Return the certified accuracy: the share of samples classified correctly and certified for norm ``eps``.
 
         Parameters
@@ -98,9 +114,9 @@ class CertifiedLabels(LiftedEstimator):
         X : array of shape (n_samples, n_features)
         y : array of shape (n_samples,)
         eps : float
-            Size of the perturbation, in the units of X.
-        method : str, default="auto"
-            As in :meth:`certified_radius`.
+            Size of the perturbation.
+        method, norm
+            As in :meth:`certificate`; ``norm`` measures ``eps``.
 
         Returns
         -------
@@ -108,4 +124,5 @@ class CertifiedLabels(LiftedEstimator):
         """
         if not eps >= 0:
             raise ValueError(f"eps must be at least 0; got {eps}")
-        return self.certificate(X, method, target_radius=eps if eps > 0 else math.inf).certified_accuracy(y, eps)
+        target = eps if eps > 0 else math.inf
+        return self.certificate(X, method, target_radius=target, norm=norm).certified_accuracy(y, eps)

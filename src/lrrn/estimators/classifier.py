@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from torch.nn import functional
 
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
+from lrrn.estimators.available import AvailableIf
 from lrrn.estimators.certified_labels import CertifiedLabels
 from lrrn.estimators.labels import UNLABELLED, counted, encode, known_classes, sample_weights
 from lrrn.learning import (
@@ -34,10 +34,12 @@ from lrrn.network import LRRN
 OBJECTIVES = ("contrastive", "margin", "cross_entropy", "squared_error", "class_energy", "semi_supervised")
 
 
-def _has_probabilities(self: LRRNClassifier) -> bool:
+def _has_probabilities(self: LRRNClassifier) -> None:
     if self.objective not in ("margin", "cross_entropy"):
-        raise AttributeError(f"predict_proba needs objective 'margin' or 'cross_entropy'; this one is {self.objective!r}")
-    return True
+        raise AttributeError(
+            f"predict_proba needs a classifier with objective 'margin' or 'cross_entropy'; this one has {self.objective!r}, "
+            "whose scores are no logarithms of probabilities. See decision_function for the scores"
+        )
 
 
 @final
@@ -92,8 +94,10 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         Upper bound on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
     class_weight : dict or "balanced", optional
         Weights of the classes.
-    standardize : bool, default=False
-        Centre every feature and divide by one common scale; radii stay in the units of X.
+    standardize : {False, True, "common", "features"}, default=False
+        True or "common": centre every feature and divide all of them by one common scale; radii stay Euclidean, in the units of
+        X. "features": divide every feature by its own standard deviation (constant features by 1); radii are in the norm of the
+        scaled features unless ``norm="input"`` is asked for.
     early_stopping : bool, default=False
         Hold out ``validation_fraction`` of the data, stop after ``n_iter_no_change`` epochs without a better validation
         accuracy, and restore the best parameters.
@@ -130,7 +134,11 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     network_ : LRRN
         The trained network.
     lipschitz_ : LipschitzBound
-        Proven bound on the Lipschitz constant of the scores.
+        Proven bound on the Lipschitz constant of the scores, in the norm of the radii.
+    offset_in_ : array of shape (n_features,)
+        What is subtracted from every feature.
+    scale_in_ : float, or array of shape (n_features,)
+        What the features are divided by; an array with ``standardize="features"``.
     loss_curve_ : list of float
         Mean loss of each epoch.
     history_ : list of dict
@@ -185,7 +193,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         pretrain_learning_rate: float = 0.005,
         max_weight_norm: float | None = None,
         class_weight: Any = None,
-        standardize: bool = False,
+        standardize: bool | str = False,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
@@ -357,7 +365,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         check_is_fitted(self, "network_")
         return self.classes_[self._over_chunks(X, lambda x: self._scores(x).argmax(-1))]
 
-    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    @AvailableIf(_has_probabilities)
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return softmax probabilities; they are not calibrated.
 

@@ -53,8 +53,10 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw".
     max_weight_norm : float, optional
         Upper bound on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
-    standardize : bool, default=False
-        Centre every feature and divide by one common scale; energies are those of the scaled data.
+    standardize : {False, True, "common", "features"}, default=False
+        True or "common": centre every feature and divide all of them by one common scale; radii stay Euclidean, in the units of
+        X. "features": divide every feature by its own standard deviation (constant features by 1); radii are in the norm of the
+        scaled features unless ``norm="input"`` is asked for. Energies are those of the scaled data.
     early_stopping : bool, default=False
         Hold out ``validation_fraction`` of the data, stop after ``n_iter_no_change`` epochs without a lower validation energy,
         and restore the best parameters.
@@ -92,7 +94,11 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
     offset_ : float
         Score below which a sample is classified as an outlier.
     lipschitz_ : LipschitzBound
-        Proven bound on the Lipschitz constant of :meth:`transform`.
+        Proven bound on the Lipschitz constant of :meth:`transform`, in the norm of the radii.
+    offset_in_ : array of shape (n_features,)
+        What is subtracted from every feature.
+    scale_in_ : float, or array of shape (n_features,)
+        What the features are divided by; an array with ``standardize="features"``.
     loss_curve_ : list of float
         Mean energy of the training data in each epoch.
     history_ : list of dict
@@ -129,7 +135,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         weight_decay: float = 0.0,
         decoupled_weight_decay: float = 0.0,
         max_weight_norm: float | None = None,
-        standardize: bool = False,
+        standardize: bool | str = False,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
@@ -223,12 +229,15 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         """
         return np.where(self.decision_function(X) < 0, -1, 1)
 
-    def certificate(self, X: ArrayLike) -> SampleCertificate:
+    def certificate(self, X: ArrayLike, norm: str | None = None) -> SampleCertificate:
         """Return decisions (+1 or -1), scores, certified radii and energies of samples, all from one solve.
 
         Parameters
         ----------
         X : array of shape (n_samples, n_features)
+        norm : {None, "input", "scaled"}, default=None
+            Norm of the radii: "input" is the Euclidean norm in the units of X, "scaled" the Euclidean norm after every feature
+            is divided by its ``scale_in_``. None is "scaled" with ``standardize="features"``, otherwise "input".
 
         Returns
         -------
@@ -236,28 +245,31 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
             ``margin`` is the distance of the energy from the threshold.
         """
         check_is_fitted(self, "network_")
+        named = self._norm(norm)
 
         def work(x: Tensor) -> dict[str, Tensor]:
             free = self._infer(x)
             radius = decide_solution(self.network_, x, free, -self.offset_, "deployed", DEFAULT_TOL[torch.float64])
-            return {"radius": self._radius_in(radius, x), "energy": free.energy, "converged": free.converged}
+            return {"radius": self._radius_in(radius, x, norm), "energy": free.energy, "converged": free.converged}
 
         columns = self._columns(X, work)
         score = -columns["energy"] - self.offset_
-        return SampleCertificate(np.where(score < 0, -1, 1), np.abs(score), **columns, method="energy")
+        columns["prediction"], columns["margin"] = np.where(score < 0, -1, 1), np.abs(score)
+        return SampleCertificate(**columns, method="energy", norm=named, feature_scale=self._feature_scale(norm))
 
-    def certified_radius(self, X: ArrayLike) -> Array:
-        """Return the radius, in the units of X, within which each sample's decision (+1 or -1) is proven not to change.
+    def certified_radius(self, X: ArrayLike, norm: str | None = None) -> Array:
+        """Return the radius within which each sample's decision (+1 or -1) is proven not to change.
 
         Parameters
         ----------
-        X : array of shape (n_samples, n_features)
+        X, norm
+            As in :meth:`certificate`.
 
         Returns
         -------
         array of shape (n_samples,)
         """
-        return self.certificate(X).radius
+        return self.certificate(X, norm).radius
 
     def transform(self, X: ArrayLike) -> Array:
         """Return the activations of the last layer.

@@ -54,8 +54,10 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw".
     max_weight_norm : float, optional
         Upper bound on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
-    standardize : bool, default=False
-        Centre every feature and divide by one common scale; intervals stay in the units of X and y.
+    standardize : {False, True, "common", "features"}, default=False
+        True or "common": centre every feature and divide all of them by one common scale; perturbations stay Euclidean, in the
+        units of X. "features": divide every feature by its own standard deviation (constant features by 1); perturbations are
+        measured in the norm of the scaled features unless ``norm="input"`` is asked for.
     early_stopping : bool, default=False
         Hold out ``validation_fraction`` of the data, stop after ``n_iter_no_change`` epochs without a better validation score,
         and restore the best parameters.
@@ -91,7 +93,11 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     network_ : LRRN
         The trained network, from scaled inputs to scaled targets.
     lipschitz_ : LipschitzBound
-        Proven bound on the Lipschitz constant of the network's output as a function of X.
+        Proven bound on the Lipschitz constant of the network's output as a function of X, in the norm of perturbations.
+    offset_in_ : array of shape (n_features,)
+        What is subtracted from every feature.
+    scale_in_ : float, or array of shape (n_features,)
+        What the features are divided by; an array with ``standardize="features"``.
     loss_curve_ : list of float
         Mean loss of each epoch.
     history_ : list of dict
@@ -129,7 +135,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         weight_decay: float = 0.0,
         decoupled_weight_decay: float = 0.0,
         max_weight_norm: float | None = None,
-        standardize: bool = False,
+        standardize: bool | str = False,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
@@ -218,8 +224,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         """
         return self._unscaled(self._over_chunks(X, lambda x: self._infer(x).output))
 
-    def predict_interval(self, X: ArrayLike, eps: float) -> tuple[Array, Array]:
-        """Return the range each prediction is proven to stay in under every perturbation of Euclidean norm at most ``eps``.
+    def predict_interval(self, X: ArrayLike, eps: float, norm: str | None = None) -> tuple[Array, Array]:
+        """Return the range each prediction is proven to stay in under every perturbation of norm at most ``eps``.
 
         It holds for the values that :meth:`predict` computes, solver error and rounding included. It bounds the change of the
         prediction under perturbations. It is no prediction interval for the true target.
@@ -228,28 +234,34 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         ----------
         X : array of shape (n_samples, n_features)
         eps : float
-            Size of the perturbation, in the units of X.
+            Size of the perturbation.
+        norm : {None, "input", "scaled"}, default=None
+            As in :meth:`certificate`.
 
         Returns
         -------
         lower, upper : array of shape (n_samples,) or (n_samples, n_targets)
         """
-        return self.certificate(X, eps).intervals[eps]
+        return self.certificate(X, eps, norm).intervals[eps]
 
-    def certificate(self, X: ArrayLike, eps: float | Sequence[float]) -> RegressionCertificate:
+    def certificate(self, X: ArrayLike, eps: float | Sequence[float], norm: str | None = None) -> RegressionCertificate:
         """Return predictions, certified intervals and energies of samples, all from one solve.
 
         Parameters
         ----------
         X : array of shape (n_samples, n_features)
         eps : float or sequence of float
-            Sizes of perturbations, in the units of X.
+            Sizes of perturbations.
+        norm : {None, "input", "scaled"}, default=None
+            Norm that measures them: "input" is the Euclidean norm in the units of X, "scaled" the Euclidean norm after every
+            feature is divided by its ``scale_in_``. None is "scaled" with ``standardize="features"``, otherwise "input".
 
         Returns
         -------
         RegressionCertificate
         """
         check_is_fitted(self, "network_")
+        named = self._norm(norm)
         sizes = [float(size) for size in np.ravel(eps)]
         for size in sizes:
             check_eps(size)
@@ -258,15 +270,15 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
             free = self._infer(x)
             columns = {"output": free.output, "energy": free.energy, "converged": free.converged}
             for k, size in enumerate(sizes):
-                ends = interval_of_solution(
-                    self.network_, x, free, self._reach(size, x), "deployed", DEFAULT_TOL[torch.float64]
-                )
+                reach = self._reach(size, x, norm)
+                ends = interval_of_solution(self.network_, x, free, reach, "deployed", DEFAULT_TOL[torch.float64])
                 columns |= {f"lower {k}": ends[0], f"upper {k}": ends[1]}
             return columns
 
         columns = self._columns(X, work)
         intervals = {size: self._interval(columns[f"lower {k}"], columns[f"upper {k}"]) for k, size in enumerate(sizes)}
-        return RegressionCertificate(self._unscaled(columns["output"]), intervals, columns["energy"], columns["converged"])
+        output = self._unscaled(columns["output"])
+        return RegressionCertificate(output, intervals, columns["energy"], columns["converged"], named)
 
     def _interval(self, lower: Array, upper: Array) -> tuple[Array, Array]:
         """Return intervals in the units of y, widened by the rounding error of the scaling."""

@@ -1,7 +1,7 @@
 """Computations of the explorer: functions of a fitted model and one image, independent of the web server.
 
-Images are passed and returned as lists of grey values in [0, 1], row by row. Radii and norms are in the units of the model's
-features.
+Images are passed and returned as lists of grey values in [0, 1], row by row. Radii and norms are in the default norm of
+the model.
 """
 
 from __future__ import annotations
@@ -152,11 +152,11 @@ class Session:
         frames = (found.cpu().numpy() * model.scale_in_ + model.offset_in_ - self.low) / (self.high - self.low)
         return {
             "label": int(label[0]),
-            "norms": _plain(norms * model.scale_in_, 6),
+            "norms": _plain(norms * model._unit(), 6),
             "images": [_plain(frame) for frame in frames],
             "scores": [_plain(row) for row in outputs],
             "predictions": outputs.argmax(1).tolist(),
-            "distance": distance * model.scale_in_ if math.isfinite(distance) else None,
+            "distance": distance * model._unit() if math.isfinite(distance) else None,
         }
 
     def _monotone(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lrrn.energy.constraints import Interval
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
-from lrrn.estimators._base import LiftedEstimator
+from lrrn.estimators._base import STANDARDIZE, LiftedEstimator
 from lrrn.estimators.classifier import OBJECTIVES
 from lrrn.network import LRRN
 from lrrn.network.solution import ON_FAILURE
@@ -151,11 +151,11 @@ def _check_values(estimator: Any) -> None:
     fits = {
         "n_features_in_": _is_count(estimator.n_features_in_) and estimator.n_features_in_ == sizes[0],
         "offset_in_": _is_vector(estimator.offset_in_, sizes[0]),
-        "scale_in_": _is_number(estimator.scale_in_) and estimator.scale_in_ > 0,
+        "scale_in_": _is_scale(estimator.scale_in_, sizes[0], estimator.standardize == "features"),
         "_seed": _is_count(estimator._seed),
         "max_sweeps": _is_count(estimator.max_sweeps),
         "on_failure": estimator.on_failure in ON_FAILURE,
-        "standardize": isinstance(estimator.standardize, bool),
+        "standardize": estimator.standardize in STANDARDIZE,
     }
     if hasattr(estimator, "feature_names_in_"):
         names = estimator.feature_names_in_
@@ -194,6 +194,10 @@ def _is_vector(value: Any, length: int) -> bool:
         and value.dtype.kind == "f"
         and bool(np.isfinite(value).all())
     )
+
+
+def _is_scale(value: Any, length: int, by_feature: bool) -> bool:
+    return _is_vector(value, length) and bool((value > 0).all()) if by_feature else _is_number(value) and value > 0
 
 
 def _structure(net: LRRN) -> dict[str, Any]:

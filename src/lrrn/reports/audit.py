@@ -30,7 +30,7 @@ LOCAL_ROWS = 16
 @final
 @dataclass(frozen=True)
 class Audit:
-    """Certified and attacked robustness of a classifier on a set of samples; all sizes in the units of X.
+    """Certified and attacked robustness of a classifier on a set of samples; all sizes in the norm ``norm``.
 
     Attributes
     ----------
@@ -51,6 +51,8 @@ class Audit:
         Settings of the attacks.
     seconds : float
         Time taken.
+    norm : str
+        Norm of sizes and radii: "euclidean" in the units of X, or "scaled" for features divided by their standard deviation.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Audit:
     distances: Array | None = field(default=None, repr=False)
     settings: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    norm: str = "euclidean"
 
     @property
     def clean(self) -> float:
@@ -97,6 +100,7 @@ class Audit:
             "n_samples": len(self.right),
             "method": self.method,
             "guarantee": self.guarantee,
+            "norm": self.norm,
             "accuracy": self.clean,
             "median_radius": self.median_radius,
             "certified": {f"{size:g}": self.certified(size) for size in self.eps},
@@ -135,7 +139,8 @@ def certify(
         Rows contain their own labels and need not fit into memory.
     y : array of shape (n_samples,)
     eps : sequence of float, optional
-        Perturbation sizes, in the units of X. By default 0.1, 0.25 and 0.5, times the scale that ``standardize`` found.
+        Perturbation sizes, in the model's default norm. By default 0.1, 0.25 and 0.5, times the common scale that
+        ``standardize`` found.
     method : str, default="auto"
         As in :func:`lrrn.certify`.
     samples : path, optional
@@ -162,7 +167,8 @@ def certify(
     size = LOCAL_ROWS if method == "local" else model.chunk_rows_
     columns = over_rows(rows, size, work, parts)
     seconds = time.perf_counter() - start
-    return Audit(name, sizes_for(model, eps), method, "deployed", columns["right"], columns["radius"], seconds=seconds)
+    sizes, norm = sizes_for(model, eps), model._norm(None)
+    return Audit(name, sizes, method, "deployed", columns["right"], columns["radius"], seconds=seconds, norm=norm)
 
 
 def attack(
@@ -213,7 +219,7 @@ def attack(
         def measured(some: Array, x: torch.Tensor) -> Array:
             return _measured(model, given[some], np.asarray(y)[rows[some]], x.cpu().numpy())
 
-        options: dict[str, Any] = {"scale": scale, "steps": steps, "restarts": restarts, "clip": box, "seed": seed}
+        options: dict[str, Any] = {"scale": model._unit(), "steps": steps, "restarts": restarts, "clip": box, "seed": seed}
         x = torch.as_tensor((given - offset) / scale)
         distances[rows] = attack_distances(model.network_, x, label, audit.eps, measured, **options)
     settings = {"steps": steps, "restarts": restarts, "seed": seed, "clip": None if clip is None else list(clip)}
@@ -256,9 +262,10 @@ def attack_distances(
 
 
 def _measured(model: LRRNClassifier, X: Array, y: Array, x: Array) -> Array:
-    """Return norms, in the units of X, of perturbations that the classifier itself misclassifies; ``inf`` for the others."""
+    """Return norms of perturbations that the classifier itself misclassifies; ``inf`` for the others."""
     perturbed = x * model.scale_in_ + model.offset_in_
-    return np.where(model.predict(perturbed) != y, np.linalg.norm(perturbed - X, axis=1), np.inf)
+    moved = (perturbed - X) / (model.scale_in_ / model._unit())  # the divisor is 1 unless the norm is scaled
+    return np.where(model.predict(perturbed) != y, np.linalg.norm(moved, axis=1), np.inf)
 
 
 def _finite(value: float) -> float | None:
@@ -267,7 +274,7 @@ def _finite(value: float) -> float | None:
 
 def as_table(audit: Audit) -> tuple[list[str], list[list[str]]]:
     """Return the headings and rows of a table, with one row per perturbation size."""
-    headings, rows = ["norm of the perturbation", "certified accuracy"], []
+    headings, rows = [_heading(audit), "certified accuracy"], []
     if audit.distances is not None:
         headings += ["accuracy under attack", "gap"]
     for size in (0.0, *(size for size in audit.eps if size > 0)):
@@ -277,10 +284,14 @@ def as_table(audit: Audit) -> tuple[list[str], list[list[str]]]:
     return headings, rows
 
 
+def _heading(audit: Audit) -> str:
+    return "norm of the perturbation" if audit.norm == "euclidean" else f"{audit.norm} norm of the perturbation"
+
+
 def summary(audit: Audit) -> str:
     """Return the figures that do not depend on the perturbation size, in one or two sentences."""
     counts = f"{len(audit.right)} samples, accuracy {audit.clean:.1%}"
-    text = f"{counts}; median certified radius {audit.median_radius:.3g} (method {audit.method})"
+    text = f"{counts}; median certified radius {audit.median_radius:.3g} (method {audit.method}, {audit.norm} norm)"
     if audit.distances is not None:
         text += f"; median distance of the nearest attack found {float(np.median(audit.distances)):.3g}"
     return text + f"; {audit.seconds:.1f} s."
@@ -310,8 +321,8 @@ def as_page(title: str, audit: Audit) -> str:
     else:
         series["certified"] = (grid, certified)
         page.text(
-            "The certified share is classified correctly under every perturbation of the given Euclidean norm. It is proven, "
-            "with the solver's error and rounding inside it."
+            f"The certified share is classified correctly under every perturbation of the given {audit.norm} norm. It is "
+            "proven, with the solver's error and rounding inside it."
         )
-    page.lines("Accuracies", "norm of the perturbation", "share", series)
+    page.lines("Accuracies", _heading(audit), "share", series)
     return page.html()

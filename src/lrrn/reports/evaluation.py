@@ -60,7 +60,7 @@ class Evaluation:
     score : float or None
         Accuracy of a classifier, R^2 of a regressor.
     lipschitz : float
-        Proven bound on the Lipschitz constant, in the units of X.
+        Proven bound on the Lipschitz constant, in the norm of perturbations.
     median_radius : float or None
         Median certified radius over all samples of a classifier; misclassified samples count as 0.
     certified : dict of float to float
@@ -69,6 +69,9 @@ class Evaluation:
         Out-of-distribution AUROC of the energy by kind of input: 1 is perfect separation, 0.5 is chance.
     seconds : float or None
         Training time.
+    norm : str
+        Norm of radii and perturbations: "euclidean" in the units of X, or "scaled" for features divided by their standard
+        deviation.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Evaluation:
     model: Model = field(repr=False)
     radii: Array | None = field(repr=False)
     energies: dict[str, Array] = field(repr=False)
+    norm: str = "euclidean"
 
     def as_json(self) -> dict[str, Any]:
         """Return the results in a form that ``json.dump`` accepts."""
@@ -114,7 +118,7 @@ def evaluate(
     y : array of shape (n_samples,) or (n_samples, n_targets), optional
         Without targets, no scores are computed.
     eps : sequence of float, optional
-        Perturbation sizes, in the units of X. By default 0.1, 0.25 and 0.5, times the scale that
+        Perturbation sizes, in the model's default norm. By default 0.1, 0.25 and 0.5, times the common scale that
         ``standardize`` found.
     image_shape : (int, int), optional
         Height and width if samples are images. Mirrored images then serve as out-of-distribution inputs too.
@@ -155,6 +159,7 @@ def evaluate(
         model=model,
         radii=radii,
         energies=energies,
+        norm=model._norm(None),
     )
 
 
@@ -232,8 +237,8 @@ def reference_of(
 
 
 def sizes_for(model: Model, eps: Sequence[float] | None) -> tuple[float, ...]:
-    """Return ``eps`` or, if it is None, the default sizes times the scale that ``standardize`` found."""
-    return tuple(float(f"{factor * model.scale_in_:.2g}") for factor in EPS) if eps is None else tuple(eps)
+    """Return ``eps`` or, if it is None, the default sizes times the common scale that ``standardize`` found."""
+    return tuple(float(f"{factor * model._unit():.2g}") for factor in EPS) if eps is None else tuple(eps)
 
 
 def energies_of(
@@ -303,6 +308,8 @@ def as_table(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[st
     ]
     if not regression:
         rows.append(["median certified radius", *(_cell(e.median_radius, "{:.3f}") for e in evaluations)])
+    if any(e.norm != "euclidean" for e in evaluations):
+        rows.append(["norm of perturbations", *(e.norm for e in evaluations)])
     for size in sizes:
         rows.append([f"{what} at {size:g}", *(_cell(e.certified.get(size), share) for e in evaluations)])
     for kind in kinds:
@@ -327,7 +334,8 @@ def as_page(title: str, evaluations: Sequence[Evaluation], image_shape: tuple[in
     if certified:
         page.text(
             "Certified accuracy is the share of samples that are classified correctly under every perturbation of the given "
-            "Euclidean norm. It is proven, with the solver's error and rounding inside it."
+            "norm. It is proven, with the solver's error and rounding inside it. Norms are Euclidean; a model whose norm is "
+            "scaled divides every feature by its standard deviation first."
         )
     telling = [e for e in evaluations if isinstance(e.model, LRRNEnergyModel) or max(e.auroc.values(), default=0) >= TELLING]
     if telling:

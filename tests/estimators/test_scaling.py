@@ -1,0 +1,199 @@
+"""What ``standardize`` divides by, and the norms of radii and intervals that follow from it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_wine
+from sklearn.preprocessing import StandardScaler
+
+from lrrn.estimators._base import LiftedEstimator
+from small_estimators import as_seen, blobs, classifier, curve, energy_model, moves, regressor
+
+SCALES = np.array([1e-3, 1.0, 30.0, 1e4, 0.2, 5.0])
+
+
+def stretched() -> tuple[np.ndarray, np.ndarray]:
+    X, y = blobs()
+    return X * SCALES + 10 * SCALES, y
+
+
+def climbing(model: LiftedEstimator, X: np.ndarray, reach: np.ndarray) -> list[np.ndarray]:
+    """Perturbed rows at distance ``reach`` in the scaled norm: random ones, and some along gradients of the outputs."""
+    rng = np.random.default_rng(0)
+    x = as_seen(model, X)
+    steps = [torch.as_tensor(rng.normal(size=X.shape)) for _ in range(10)]
+    for j in range(model.network_.sizes[-1]):
+        leaf = x.clone().requires_grad_()
+        output = model.network_(leaf)
+        (slope,) = torch.autograd.grad((output[:, j] - output.amax(1)).sum() + output[:, j].sum(), leaf)
+        steps += [slope, -slope]
+    unit = [(step / step.norm(dim=1, keepdim=True).clamp(min=1e-12)).numpy() for step in steps]
+    return [X + reach[:, None] * step * model.scale_in_ for step in unit]
+
+
+def test_every_feature_is_divided_by_its_standard_deviation():
+    X, y = stretched()
+    model = classifier(standardize="features").fit(X, y)
+    known = StandardScaler().fit(X)
+    np.testing.assert_allclose(model.scale_in_, known.scale_, rtol=1e-12)
+    np.testing.assert_allclose(as_seen(model, X), known.transform(X), rtol=1e-9, atol=1e-12)
+
+
+def test_a_constant_feature_is_divided_by_one():
+    X, y = stretched()
+    X[:, 2], X[:, 3] = 0.1, 1e9  # the computed variance of a constant is not always 0
+    model = classifier(standardize="features").fit(X, y)
+    assert model.scale_in_[2] == 1.0 and model.scale_in_[3] == 1.0
+    assert np.isfinite(model.certified_radius(X)).all()
+
+
+def test_common_is_another_word_for_true_and_gives_the_same_bits():
+    X, y = stretched()
+    one, two = classifier(standardize=True).fit(X, y), classifier(standardize="common").fit(X, y)
+    assert one.scale_in_ == two.scale_in_ == math.sqrt(X.var(axis=0).mean()) and isinstance(one.scale_in_, float)
+    np.testing.assert_array_equal(one.certified_radius(X), two.certified_radius(X))
+    # what checkpoints recognise their data by
+    seen = one._scaled(X, torch.float64, torch.device("cpu")).numpy()
+    np.testing.assert_array_equal(seen, (X - X.mean(axis=0)) / one.scale_in_)
+
+
+@pytest.mark.parametrize("make", [classifier, regressor, energy_model])
+def test_another_scaling_is_refused(make):
+    X, y = blobs()
+    with pytest.raises(ValueError, match="'common' or 'features'; got 'each'"):
+        make(standardize="each").fit(X, y)
+
+
+def test_per_feature_scaling_does_not_depend_on_units():
+    X, y = blobs()
+    one = classifier(standardize="features", dtype="float64").fit(X, y)
+    two = classifier(standardize="features", dtype="float64").fit(X * 2.0 ** np.arange(6), y)
+    np.testing.assert_allclose(one.certified_radius(X), two.certified_radius(X * 2.0 ** np.arange(6)), rtol=1e-6)
+    assert float(one.lipschitz_) == pytest.approx(float(two.lipschitz_), rel=1e-6)
+
+
+def test_tables_with_features_of_very_different_scales_are_learned():
+    X, y = load_wine(return_X_y=True)
+    options = dict(hidden_sizes=(16,), epochs=30)
+    scores = [classifier(standardize=how, **options).fit(X[::2], y[::2]).score(X[1::2], y[1::2]) for how in (True, "features")]
+    assert scores[1] > 0.93 and scores[1] > scores[0] + 0.1
+
+
+@pytest.mark.parametrize(("standardize", "default"), [(False, "euclidean"), (True, "euclidean"), ("features", "scaled")])
+def test_a_certificate_names_its_norm(standardize, default):
+    X, y = blobs()
+    model = classifier(standardize=standardize).fit(X, y)
+    assert model.certificate(X).norm == default
+    assert model.certificate(X, norm="input").norm == "euclidean" and model.certificate(X, norm="scaled").norm == "scaled"
+    np.testing.assert_array_equal(model.certified_radius(X), model.certificate(X, norm=default).radius)
+    np.testing.assert_allclose(
+        model.certified_radius(X, norm="input"),
+        model.certified_radius(X, norm="scaled") * np.min(model.scale_in_),
+        rtol=1e-12,
+    )
+    for call in (model.certificate, model.certified_radius):
+        with pytest.raises(ValueError, match="unknown norm 'l1'; use 'input'"):
+            call(X, norm="l1")
+    with pytest.raises(ValueError, match="unknown norm 'l1'"):
+        model.energy_interval(X, 0.1, norm="l1")
+
+
+@pytest.mark.parametrize("objective", ["contrastive", "class_energy"])
+def test_no_perturbation_inside_either_norm_changes_the_label(objective):
+    X, y = stretched()
+    model = classifier(objective=objective, standardize="features", epochs=15).fit(X, y)
+    found = model.certificate(X)
+    assert (found.radius > 0).mean() > 0.5
+    for moved in climbing(model, X, 0.999 * found.radius):
+        np.testing.assert_array_equal(model.predict(moved), found.prediction)
+    radius = model.certified_radius(X, norm="input")
+    for delta in moves(model, X, 0.999 * radius, lambda output, j: output[:, j] - output.amax(1)):
+        np.testing.assert_array_equal(model.predict(X + delta), found.prediction)
+
+
+@pytest.mark.parametrize("standardize", [False, True, "features"])
+def test_a_feature_may_move_alone_as_far_as_its_radius(standardize):
+    X, y = blobs() if not standardize else stretched()
+    model = classifier(standardize=standardize, epochs=15).fit(X, y)
+    for norm in (None, "input"):
+        found = model.certificate(X, norm=norm)
+        reach = found.feature_radius()
+        assert reach.shape == X.shape
+        np.testing.assert_allclose(reach, model.certified_radius(X, norm="scaled")[:, None] * (model.scale_in_ * np.ones(6)))
+        for j in range(X.shape[1]):
+            for sign in (-1, 1):
+                moved = X.copy()
+                moved[:, j] += sign * 0.999 * reach[:, j]
+                np.testing.assert_array_equal(model.predict(moved), found.prediction)
+
+
+def test_radii_of_a_linear_classifier_in_both_norms_are_distances_to_its_boundary():
+    X, y = blobs(k=2)
+    X = X * SCALES
+    model = classifier(hidden_sizes=(), standardize="features", epochs=15, learning_rate=0.002).fit(X, y)
+    w = model.network_.W[0].detach().numpy().astype(np.float64)
+    slope = (w[1] - w[0]) / model.scale_in_  # of the lead, as a function of X
+    lead = np.abs(model.decision_function(X))
+    found = model.certificate(X)
+    np.testing.assert_allclose(found.radius, lead / np.linalg.norm(slope * model.scale_in_), rtol=1e-3, atol=1e-6)
+    # a feature alone: at most |slope * scale| is used of the whole gradient
+    assert (found.feature_radius() <= lead[:, None] / np.abs(slope) * (1 + 1e-6)).all()
+    exact = lead / np.linalg.norm(slope)
+    assert (model.certified_radius(X, norm="input") <= exact * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("norm", [None, "input"])
+def test_predictions_and_energies_stay_in_their_intervals(norm):
+    X, y = curve()
+    X = X * SCALES[:5]
+    model = regressor(standardize="features", epochs=20).fit(X, y)
+    eps = 0.2 if norm is None else 0.2 * model.scale_in_.min()
+    found = model.certificate(X, eps, norm=norm)
+    assert found.norm == ("scaled" if norm is None else "euclidean")
+    lower, upper = model.predict_interval(X, eps, norm=norm)
+    np.testing.assert_array_equal(lower, found.intervals[eps][0])
+    energy = model.energy_interval(X, eps, norm=norm)
+    reach = np.full(len(X), eps)
+    if norm is None:
+        moved = climbing(model, X, reach)
+    else:
+        moved = [X + delta for delta in moves(model, X, reach, lambda output, j: output[:, j])]
+    for there in moved:
+        assert ((lower <= model.predict(there)) & (model.predict(there) <= upper)).all()
+        assert ((energy[0] <= model.energy(there)) & (model.energy(there) <= energy[1])).all()
+    wide = model.predict_interval(X, eps * (1 if norm is None else 1 / model.scale_in_.min()), norm="scaled")
+    np.testing.assert_allclose(wide[1] - wide[0], upper - lower, rtol=1e-9)
+
+
+def test_decisions_of_an_energy_model_hold_in_the_scaled_norm():
+    X, _ = stretched()
+    model = energy_model(standardize="features", epochs=10).fit(X)
+    found = model.certificate(X)
+    assert found.norm == "scaled" and (found.radius > 0).any()
+    for moved in climbing(model, X, 0.999 * found.radius):
+        np.testing.assert_array_equal(model.predict(moved), found.prediction)
+    np.testing.assert_allclose(model.certified_radius(X, norm="input"), found.radius * model.scale_in_.min(), rtol=1e-12)
+
+
+def test_scores_move_no_faster_than_the_bound_in_the_scaled_norm():
+    X, y = stretched()
+    model = classifier(standardize="features", epochs=10).fit(X, y)
+    pairs = np.random.default_rng(0).integers(len(X), size=(500, 2))
+    a, b = X[pairs[:, 0]], X[pairs[:, 1]]
+    far = np.linalg.norm((a - b) / model.scale_in_, axis=1)
+    moved = np.linalg.norm(model.decision_function(a) - model.decision_function(b), axis=1)
+    assert (moved <= float(model.lipschitz_) * far * (1 + 1e-6) + 1e-6).all()
+
+
+def test_predict_proba_says_which_objectives_have_it():
+    X, y = blobs()
+    model = classifier().fit(X, y)
+    assert not hasattr(model, "predict_proba")
+    with pytest.raises(AttributeError, match="objective 'margin' or 'cross_entropy'; this one has 'contrastive'"):
+        model.predict_proba(X)
+    assert classifier(objective="cross_entropy").fit(X, y).predict_proba(X).shape == (90, 3)
+    assert "softmax" in type(model).predict_proba.__doc__
