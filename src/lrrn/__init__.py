@@ -14,7 +14,7 @@ from lrrn.qp import Status
 from lrrn.runtime.threads import blas_threads
 
 if TYPE_CHECKING:
-    from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
+    from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor, certified_scorer, certify_pipeline
     from lrrn.persistence import load, save
 
 __version__ = "0.1.0"
@@ -32,14 +32,18 @@ __all__ = [
     "Status",
     "__version__",
     "blas_threads",
+    "certified_scorer",
     "certify",
+    "certify_pipeline",
     "load",
     "output_interval",
     "save",
 ]
 
 _LAZY = {
-    **dict.fromkeys(("LRRNClassifier", "LRRNEnergyModel", "LRRNRegressor"), "lrrn.estimators"),
+    **dict.fromkeys(
+        ("LRRNClassifier", "LRRNEnergyModel", "LRRNRegressor", "certified_scorer", "certify_pipeline"), "lrrn.estimators"
+    ),
     **dict.fromkeys(("load", "save"), "lrrn.persistence"),
 }
 """Names that load scikit-learn, imported on first use: it takes a second to import."""

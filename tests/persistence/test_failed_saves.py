@@ -20,7 +20,7 @@ def test_what_cannot_be_saved_is_refused_and_nothing_is_written(path):
         (LRRNRegressor(), ValueError, "this LRRNRegressor is not fitted yet"),
         (LRRNEnergyModel(), ValueError, "this LRRNEnergyModel is not fitted yet"),
         (torch.nn.Linear(2, 2), TypeError, "got Linear"),
-        ({"W": 1}, TypeError, "can save a network or one of lrrn's estimators; got dict"),
+        ({"W": 1}, TypeError, "can save a network, one of lrrn's estimators or a Pipeline with one; got dict"),
         (None, TypeError, "got NoneType"),
     ):
         with pytest.raises(error, match=message):

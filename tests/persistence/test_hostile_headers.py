@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import struct
@@ -10,7 +9,6 @@ import struct
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 import lrrn
@@ -19,31 +17,7 @@ from lrrn.persistence.serialization import NOT_SAVED
 from lrrn.runtime import storage
 from lrrn.runtime.storage import FileFormatError
 from oracles import random_input, random_network
-from saved_models import INF, classifier
-
-
-def envelope_of(path) -> tuple[dict, dict[str, torch.Tensor]]:
-    with safe_open(path, framework="pt") as file:
-        return json.loads(file.metadata()["lrrn"]), {name: file.get_tensor(name) for name in file.keys()}
-
-
-def rewrite(path, envelope, tensors) -> None:
-    text = envelope if isinstance(envelope, str) else json.dumps(envelope)
-    save_file(tensors, path, metadata={"lrrn": text})
-
-
-def edited(path, change, target) -> None:
-    """Write the file again with ``change`` made to its header."""
-    envelope, tensors = envelope_of(path)
-    change(envelope["header"])
-    rewrite(target, envelope, tensors)
-
-
-def set_item(header, group: str, name: str, value) -> None:
-    """Set one of an estimator's parameters or attributes, which a header lists as [name, value]."""
-    items = [pair for pair in header[group]["items"] if pair[0] != name]
-    header[group]["items"] = [*items, [name, value]]
-
+from saved_models import INF, classifier, edited, envelope_of, rewrite, set_item
 
 # --- files that are not what they should be -------------------------------------------------------------------------------
 

@@ -108,6 +108,8 @@ def load_fitted(path: Path, data: str, split: str, root: Path | None, target: st
     fitted = load(path, device=device_name(device))
     if isinstance(fitted, LRRN):
         raise typer.BadParameter(f"{path} holds a bare network; save a fitted estimator to evaluate it")
+    if not hasattr(fitted, "network_"):
+        raise typer.BadParameter(f"{path} holds a Pipeline; use lrrn.certify_pipeline in Python, or save its last step alone")
     rows = open_data(data, split, root, target)
     if rows.n_features != fitted.n_features_in_:
         raise typer.BadParameter(f"{data} has {rows.n_features} features and {path} was trained on {fitted.n_features_in_}")

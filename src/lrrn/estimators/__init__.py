@@ -3,6 +3,15 @@
 from lrrn.estimators.certificate import RegressionCertificate, SampleCertificate
 from lrrn.estimators.classifier import LRRNClassifier
 from lrrn.estimators.energy_model import LRRNEnergyModel
+from lrrn.estimators.pipeline import certified_scorer, certify_pipeline
 from lrrn.estimators.regressor import LRRNRegressor
 
-__all__ = ["LRRNClassifier", "LRRNEnergyModel", "LRRNRegressor", "RegressionCertificate", "SampleCertificate"]
+__all__ = [
+    "LRRNClassifier",
+    "LRRNEnergyModel",
+    "LRRNRegressor",
+    "RegressionCertificate",
+    "SampleCertificate",
+    "certified_scorer",
+    "certify_pipeline",
+]

@@ -1,4 +1,4 @@
-"""Model files: fitted estimators, networks and reference samples as safetensors with a JSON header, never pickle."""
+"""Model files: fitted estimators, Pipelines, networks and reference samples as safetensors with a JSON header, never pickle."""
 
 from lrrn.persistence.serialization import load, save
 

@@ -1,23 +1,26 @@
-"""Save and load networks and fitted estimators: safetensors with a JSON header, never pickle."""
+"""Save and load networks, fitted estimators and Pipelines: safetensors with a JSON header, never pickle."""
 
 from __future__ import annotations
 
 import math
 import os
-import re
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.pipeline import Pipeline
 from torch import Tensor
 
 from lrrn.energy.constraints import Interval
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.estimators._base import STANDARDIZE, LiftedEstimator
+from lrrn.estimators.affine import split
 from lrrn.estimators.classifier import OBJECTIVES
 from lrrn.network import LRRN
 from lrrn.network.solution import ON_FAILURE
+from lrrn.persistence import pipelines
 from lrrn.persistence.reference import PREFIX, Reference
+from lrrn.persistence.values import plain, restored
 from lrrn.runtime import storage
 from lrrn.runtime.devices import to_dtype
 from lrrn.solvers import SOLVERS
@@ -32,8 +35,6 @@ NOT_SAVED = ("callbacks", "checkpoint", "log", "resume")
 ATTRIBUTES = ("classes_", "feature_names_in_", "n_features_in_", "history_", "offset_", "offset_in_", "scale_in_")
 ATTRIBUTES_OUT = ("offset_out_", "scale_out_", "_single", "_n_features_out", "_seed")
 
-MAX_BYTES = 2**28
-"""Largest array, in bytes, that a header may declare."""
 REQUIRED = ("n_features_in_", "history_", "offset_in_", "scale_in_", "_seed")
 REQUIRED_OF = {
     "classifier": ("classes_",),
@@ -42,12 +43,13 @@ REQUIRED_OF = {
 }
 
 
-def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str], reference: Reference | None = None) -> None:
-    """Write a network or a fitted estimator to a file.
+def save(model: LRRN | LiftedEstimator | Pipeline, path: str | os.PathLike[str], reference: Reference | None = None) -> None:
+    """Write a network, a fitted estimator or a fitted Pipeline to a file.
 
     Parameters
     ----------
-    model : LRRN, LRRNClassifier, LRRNRegressor or LRRNEnergyModel
+    model : LRRN, LRRNClassifier, LRRNRegressor, LRRNEnergyModel or Pipeline
+        A Pipeline has the steps that :func:`lrrn.certify_pipeline` takes.
     path : path-like
         The file is replaced atomically. The state of the optimiser between calls of ``partial_fit`` is not saved.
     reference : Reference, optional
@@ -57,25 +59,37 @@ def save(model: LRRN | LiftedEstimator, path: str | os.PathLike[str], reference:
     if isinstance(model, LRRN):
         storage.write(path, "network", dict(model.state_dict()), _structure(model))
         return
+    if isinstance(model, Pipeline):
+        steps, last = split(model)
+        kind, tensors, header = _packed(last, reference)
+        more, header["steps"] = pipelines.pack(steps)
+        header |= {"kind": kind, "name": model.steps[-1][0]}
+        storage.write(path, "pipeline", tensors | more, header)
+        return
+    storage.write(path, *_packed(model, reference))
+
+
+def _packed(model: LiftedEstimator, reference: Reference | None) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    """Return the kind, the tensors and the header of a fitted estimator."""
     kind = next((kind for kind, cls in ESTIMATORS.items() if isinstance(model, cls)), None)
     if kind is None:
-        raise TypeError(f"can save a network or one of lrrn's estimators; got {type(model).__name__}")
+        raise TypeError(f"can save a network, one of lrrn's estimators or a Pipeline with one; got {type(model).__name__}")
     if not hasattr(model, "network_"):
         raise ValueError(f"this {type(model).__name__} is not fitted yet; call fit first")
     parameters = {name: value for name, value in model.get_params(deep=False).items() if name not in NOT_SAVED}
     if not isinstance(parameters["random_state"], int | np.integer | None):
         parameters["random_state"] = None
     attributes = {name: getattr(model, name) for name in (*ATTRIBUTES, *ATTRIBUTES_OUT) if hasattr(model, name)}
-    header = {"parameters": _plain(parameters), "attributes": _plain(attributes), "network": _structure(model.network_)}
+    header = {"parameters": plain(parameters), "attributes": plain(attributes), "network": _structure(model.network_)}
     tensors = dict(model.network_.state_dict())
     if reference is not None:
         more, header["reference"] = reference.pack()
         tensors |= more
-    storage.write(path, kind, tensors, header)
+    return kind, tensors, header
 
 
-def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEstimator:
-    """Load a network or an estimator from a file of :func:`save`. No code from the file is executed.
+def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEstimator | Pipeline:
+    """Load a network, an estimator or a Pipeline from a file of :func:`save`. No code from the file is executed.
 
     Parameters
     ----------
@@ -85,7 +99,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEsti
 
     Returns
     -------
-    LRRN, LRRNClassifier, LRRNRegressor or LRRNEnergyModel
+    LRRN, LRRNClassifier, LRRNRegressor, LRRNEnergyModel or Pipeline
 
     Raises
     ------
@@ -96,24 +110,33 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEsti
     OSError
         The file cannot be read.
     """
-    kind, tensors, header = storage.read(path, "network", *ESTIMATORS)
+    kind, tensors, header = storage.read(path, "network", *ESTIMATORS, "pipeline")
     try:
         if kind == "network":
             return _network(header, tensors, device)
-        parameters, attributes = _restored(header["parameters"]), _restored(header["attributes"])
-        _check_names(kind, parameters, attributes)
-        estimator = ESTIMATORS[kind](**parameters)
-        for name, value in attributes.items():
-            setattr(estimator, name, value)
-        estimator._set_history(estimator.history_)
-        estimator._optimizer_state = None
-        estimator.network_ = _network(header["network"], tensors, device)
-        _check_values(estimator)
-        return estimator
+        if kind == "pipeline":
+            own = {name: tensor for name, tensor in tensors.items() if not name.startswith(pipelines.PREFIX)}
+            last = _estimator(header["kind"], own, header, device)
+            steps = pipelines.unpack(tensors, header["steps"], last.n_features_in_)
+            return Pipeline([*steps, (header["name"], last)])
+        return _estimator(kind, tensors, header, device)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise storage.FileFormatError(
             f"{path} is damaged: its header does not fit a {kind} ({error}); restore it from a copy, or train it again"
         ) from error
+
+
+def _estimator(kind: str, tensors: dict[str, Tensor], header: dict[str, Any], device: str) -> LiftedEstimator:
+    parameters, attributes = restored(header["parameters"]), restored(header["attributes"])
+    _check_names(kind, parameters, attributes)
+    estimator = ESTIMATORS[kind](**parameters)
+    for name, value in attributes.items():
+        setattr(estimator, name, value)
+    estimator._set_history(estimator.history_)
+    estimator._optimizer_state = None
+    estimator.network_ = _network(header["network"], tensors, device)
+    _check_values(estimator)
+    return estimator
 
 
 def load_reference(path: str | os.PathLike[str]) -> Reference | None:
@@ -248,46 +271,3 @@ def _network(structure: dict[str, Any], tensors: dict[str, Tensor], device: str)
         raise ValueError(f"its tensors are not all {structure['dtype']}")
     net.load_state_dict(tensors)
     return net
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON types. Arrays and tuples are tagged, so that they can be restored."""
-    if isinstance(value, np.ndarray):
-        return {"array": value.tolist(), "dtype": value.dtype.str if value.dtype != object else "object"}
-    if isinstance(value, tuple):
-        return {"tuple": [_plain(item) for item in value]}
-    if isinstance(value, Interval):
-        return {"tuple": [repr(value.lo), repr(value.hi)], "of": "interval"}
-    if isinstance(value, dict):
-        return {"items": [[_plain(key), _plain(item)] for key, item in value.items()]}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _restored(value: Any) -> Any:
-    """Undo :func:`_plain`."""
-    if isinstance(value, list):
-        return [_restored(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "array" in value:
-        return _array(value["array"], value["dtype"])
-    if value.get("of") == "interval":
-        return Interval(*(float(end) for end in value["tuple"]))
-    if "tuple" in value:
-        return tuple(_restored(item) for item in value["tuple"])
-    return {_restored(key): _restored(item) for key, item in value["items"]}
-
-
-def _array(values: Any, dtype: Any) -> np.ndarray:
-    """Build an array. The dtype must be one that :func:`_plain` writes, and the size is limited."""
-    if not isinstance(dtype, str) or re.fullmatch(r"[<>|]?([biuf]\d{1,2}|U\d{1,6})|object", dtype) is None:
-        raise ValueError(f"arrays of {dtype!r} are not read")
-    if _leaves(values) * np.dtype(dtype).itemsize > MAX_BYTES:  # e.g. millions of empty strings of a megabyte each
-        raise ValueError(f"an array of {dtype} is announced that would take more than {MAX_BYTES} bytes")
-    return np.array(values, dtype=dtype)
-
-
-def _leaves(values: Any) -> int:
-    return sum(_leaves(item) for item in values) if isinstance(values, list) else 1
