@@ -5,17 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lrrn.bounds import LipschitzBound
-from lrrn.certificates import Certificate, certify, output_interval
-from lrrn.energy.constraints import Interval
-from lrrn.network import LRRN
-from lrrn.network.solution import ConvergenceError, Solution
-from lrrn.qp import Status
-from lrrn.runtime.threads import blas_threads
-
 if TYPE_CHECKING:
+    from lrrn.bounds import LipschitzBound
+    from lrrn.certificates import Certificate, certify, output_interval
+    from lrrn.energy.constraints import Interval
     from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor, certified_scorer, certify_pipeline
+    from lrrn.network import LRRN
+    from lrrn.network.solution import ConvergenceError, Solution
     from lrrn.persistence import load, save
+    from lrrn.qp import Status
+    from lrrn.runtime.threads import blas_threads
 
 __version__ = "0.1.0"
 
@@ -40,13 +39,20 @@ __all__ = [
     "save",
 ]
 
-_LAZY = {
+_HOMES = {
+    "LRRN": "network",
+    "LipschitzBound": "bounds",
+    "Interval": "energy.constraints",
+    "Status": "qp",
+    "blas_threads": "runtime.threads",
+    **dict.fromkeys(("Certificate", "certify", "output_interval"), "certificates"),
+    **dict.fromkeys(("ConvergenceError", "Solution"), "network.solution"),
     **dict.fromkeys(
-        ("LRRNClassifier", "LRRNEnergyModel", "LRRNRegressor", "certified_scorer", "certify_pipeline"), "lrrn.estimators"
+        ("LRRNClassifier", "LRRNEnergyModel", "LRRNRegressor", "certified_scorer", "certify_pipeline"), "estimators"
     ),
-    **dict.fromkeys(("load", "save"), "lrrn.persistence"),
+    **dict.fromkeys(("load", "save"), "persistence"),
 }
-"""Names that load scikit-learn, imported on first use: it takes a second to import."""
+"""Modules of the public names, imported on first use: torch and scikit-learn take seconds to import."""
 _PACKAGES = ("attacks", "certificates", "datasets", "estimators", "learning", "persistence", "solvers")
 """Public packages, imported on first use."""
 
@@ -54,9 +60,10 @@ _PACKAGES = ("attacks", "certificates", "datasets", "estimators", "learning", "p
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"lrrn.{name}")
-    if name not in _LAZY:
+    if name not in _HOMES:
         raise AttributeError(f"module 'lrrn' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    value = globals()[name] = getattr(import_module(f"lrrn.{_HOMES[name]}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

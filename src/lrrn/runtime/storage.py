@@ -9,12 +9,12 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSION = 1
 """Version of the layout of all files this package writes."""
@@ -43,6 +43,9 @@ def write(path: str | os.PathLike[str], kind: str, tensors: dict[str, Tensor], h
 
     ``kind`` is checked when the file is read. The header may be any value that JSON can represent.
     """
+    import torch  # here, so that the command line checks paths without it
+    from safetensors.torch import save
+
     envelope = {"kind": kind, "version": VERSION, "header": header}
     contiguous = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     write_bytes(path, save(contiguous, metadata={_KEY: json.dumps(envelope)}))
