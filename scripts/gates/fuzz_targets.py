@@ -192,14 +192,19 @@ class Parquet(Target):
 
 @final
 class Csv(Target):
-    """``datasets.read_table`` of a .csv file."""
+    """``datasets.read_table`` of a .csv or .tsv file, sometimes with the columns of a model or some to leave out."""
 
     name, share = "csv", 15
 
     def __call__(self, chance: Chance) -> str:
-        path = self.write("t.csv", inputs.csv(chance))
+        path = self.write(chance.choice(["t.csv", "t.csv", "t.tsv"]), inputs.csv(chance))
         target = chance.choice(inputs.TARGETS)
-        return self.attempt(datasets.DataError, path, lambda: datasets.read_table(path, target))
+        options = {
+            "delimiter": chance.choice([None, None, None, ",", ";", "|"]),
+            "features": chance.choice([None, None, None, 0, 2, 3, ["f0", "f1"], ["a"], []]),
+            "drop": chance.choice([(), (), (), ("f0",), ("1", "1"), ("",)]),
+        }
+        return self.attempt(datasets.DataError, path, lambda: datasets.read_table(path, target, **options))
 
 
 @final

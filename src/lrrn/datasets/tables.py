@@ -1,9 +1,11 @@
-"""Users' own tables: .npz, .npy, .parquet and .csv files."""
+"""Users' own tables: .npz, .npy, .parquet, .csv and .tsv files."""
 
 from __future__ import annotations
 
 import csv
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +14,46 @@ from numpy.typing import NDArray
 
 from lrrn.datasets.idx import MAX_BYTES, check_there
 from lrrn.datasets.rows import ArrayRows, DataError, Rows, open_npy, open_npz, open_parquet, unreadable
+from lrrn.datasets.rows.columns import Choice, check_distinct_names
 
-TABLES = (".npz", ".npy", ".parquet", ".csv")
+TABLES = (".npz", ".npy", ".parquet", ".csv", ".tsv")
 """File name extensions that :func:`open_table` reads."""
+DELIMITERS = (",", ";", "\t")
+"""Delimiters that are detected; the first one is the default."""
+MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
+"""Texts, in lower case, that stand for a missing value."""
+
+Lines = list[tuple[int, list[str]]]
+"""Lines of a text file: number and cells."""
 
 
-def open_table(path: str | os.PathLike[str], target: str | None = None) -> Rows:
+def open_table(
+    path: str | os.PathLike[str],
+    target: str | None = None,
+    *,
+    features: Sequence[str] | int | None = None,
+    drop: Sequence[str] = (),
+    delimiter: str | None = None,
+) -> Rows:
     """Open a table of features and optional targets, to be read in chunks of rows.
 
     Parameters
     ----------
     path : path-like
         A ``.npz`` file with arrays "X" and, optionally, "y"; a ``.npy`` file with features alone; a ``.parquet`` file (needs
-        pyarrow); or a ``.csv`` file, with or without a header line, which is read into memory at once.
+        pyarrow); or a ``.csv`` or ``.tsv`` file, with or without a header line, which is read into memory at once.
     target : str, optional
-        For ``.csv`` and ``.parquet``: name of the column that holds the target, or, for ``.csv``, its number, counted from 0;
-        the last column if not given. For ``.npy``: another ``.npy`` file with the targets. "none" if there is none.
+        For ``.csv``, ``.tsv`` and ``.parquet``: name of the column that holds the target, or its number, counted from 0; the
+        last column if not given. For ``.npy``: another ``.npy`` file with the targets. "none" if there is none.
+    features : sequence of str, or int, optional
+        What a model was trained on. Named columns are read in this order. If no target is named, it is then the one other
+        column, or, where the table or the model has no names, the last column unless the number of columns is that of the
+        features.
+    drop : sequence of str, optional
+        Columns to leave out, by name or number.
+    delimiter : str, optional
+        Character between the cells of a ``.csv`` or ``.tsv`` file. By default a tab in ``.tsv`` files, otherwise whichever of
+        comma, semicolon and tab occurs most often in the first line.
 
     Returns
     -------
@@ -38,15 +64,34 @@ def open_table(path: str | os.PathLike[str], target: str | None = None) -> Rows:
         kinds = f"{', '.join(TABLES[:-1])} or {TABLES[-1]}"
         raise DataError(f"{path}: tables are read from {kinds} files, not from {path.suffix or 'one without a suffix'!r}")
     check_there(path)
-    return dict(zip(TABLES, (open_npz, open_npy, open_parquet, _open_csv), strict=True))[path.suffix](path, target)
+    check_delimiter(delimiter)
+    if path.suffix in (".csv", ".tsv"):
+        return _open_csv(path, Choice(target, features, drop), delimiter or ("\t" if path.suffix == ".tsv" else None))
+    if delimiter is not None:
+        raise DataError(f"{path}: only .csv and .tsv files have a delimiter; leave it out")
+    if path.suffix == ".parquet":
+        return open_parquet(path, Choice(target, features, drop))
+    if drop:
+        raise DataError(
+            f"{path}: the columns of {path.suffix} files have no names to drop them by; remove {drop[0]!r} beforehand"
+        )
+    return (open_npz if path.suffix == ".npz" else open_npy)(path, target)
 
 
-def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def check_delimiter(delimiter: str | None) -> None:
+    """Raise an error for what cannot stand between cells."""
+    if delimiter is not None and (len(delimiter) != 1 or delimiter.isalnum() or delimiter in '"\r\n.+-_\0'):
+        raise DataError(f"a delimiter is one character that no number contains, such as ',' or ';'; got {delimiter!r}")
+
+
+def read_table(
+    path: str | os.PathLike[str], target: str | None = None, **options: Any
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Read a table of features and optional targets into memory.
 
     Parameters
     ----------
-    path, target
+    path, target, **options
         As for :func:`open_table`.
 
     Returns
@@ -61,51 +106,93 @@ def read_table(path: str | os.PathLike[str], target: str | None = None) -> tuple
         The file is missing, cannot be read, is damaged, or does not contain such a table. No code in the file is ever executed,
         and no more memory is allocated than its contents need.
     """
-    return open_table(path, target).everything()
+    return open_table(path, target, **options).everything()
 
 
-def _open_csv(path: Path, target: str | None) -> Rows:
-    return ArrayRows(*_read_csv(path, target), str(path))
+def _open_csv(path: Path, choice: Choice, delimiter: str | None) -> Rows:
+    lines = _lines(path, delimiter)
+    first = lines[0][1]
+    header = first if _is_header(first, choice) else None
+    if header is not None:
+        check_distinct_names(path, header)
+        lines = lines[1:]
+    features, target = choice.columns(path, header, first)
+    if not features:
+        raise DataError(
+            f"{path} has no features: of its {len(first)} column{'s' * (len(first) > 1)}, "
+            f"{_shortened(', '.join(first))}, none is left beside the target and what is dropped; "
+            "if it should have more, give its --delimiter"
+        )
+    if not lines:
+        raise DataError(f"{path} has a header line and no rows")
+    names = [str(j) if header is None else repr(header[j]) for j in range(len(first))]
+    table = np.empty((len(lines), len(features)))
+    for i, (number, row) in enumerate(lines):
+        for k, j in enumerate(features):
+            try:
+                table[i, k] = float(row[j])
+            except ValueError:
+                raise DataError(f"{path}, line {number}: column {names[j]} {_not_a_number(row[j])}") from None
+        if target is not None and not row[target].strip():
+            raise DataError(f"{path}, line {number}: the target {names[target]} is empty; fill it in, or leave out the row")
+    y = None if target is None else _plainest(path, [row[target] for _, row in lines])
+    return ArrayRows(table, y, str(path), None if header is None else [header[j] for j in features])
 
 
-def _read_csv(path: Path, target: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def _lines(path: Path, delimiter: str | None) -> Lines:
+    """Return the lines that are not empty; all of them have the same number of cells."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [(number, row) for number, row in enumerate(csv.reader(file), 1) if row]
+            start = file.tell()
+            used = delimiter or _detected(next((line for line in file if line.strip()), ""))
+            file.seek(start)
+            lines = [(number, row) for number, row in enumerate(csv.reader(file, delimiter=used), 1) if row]
     except OSError as error:
         raise unreadable(path, error) from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a .csv file ({error}); save it as text in UTF-8") from error
-    if not rows:
+        raise DataError(f"{path} is not a {path.suffix} file ({error}); save it as text in UTF-8") from error
+    if not lines:
         raise DataError(f"{path} is empty")
-    width = len(rows[0][1])
-    for number, row in rows:
+    width = len(lines[0][1])
+    for number, row in lines:
         if len(row) != width:
-            raise DataError(f"{path}, line {number}: {len(row)} columns where line {rows[0][0]} has {width}")
-    names = rows[0][1]
-    column = _target_column(path, names, target)
-    features = [j for j in range(width) if j != column]
-    has_names = not all(_is_number(names[j]) for j in features)
-    table = np.empty((len(rows) - has_names, len(features)))
-    for i, (number, row) in enumerate(rows[has_names:]):
-        for k, j in enumerate(features):
-            if not _is_number(row[j]):
-                name = names[j] if has_names else j
-                raise DataError(f"{path}, line {number}: column {name!r} holds {row[j]!r}, which is no number; encode it first")
-            table[i, k] = float(row[j])
-    return table, None if column is None else _plainest(path, [row[column] for _, row in rows[has_names:]])
+            raise DataError(
+                f"{path}, line {number}: {len(row)} columns where line {lines[0][0]} has {width} (delimiter {used!r})"
+            )
+    return lines
 
 
-def _target_column(path: Path, names: list[str], target: str | None) -> int | None:
-    if target == "none":
-        return None
-    if target is None:
-        return len(names) - 1
-    if target in names and not _is_number(target):
-        return names.index(target)
-    if target.isdecimal() and len(target) < 10 and int(target) < len(names):
-        return int(target)
-    raise DataError(f"{path} has no column {target!r}; its first line is {', '.join(names)}")
+def _detected(line: str) -> str:
+    """Return the delimiter that occurs most often in a line, outside quotation marks."""
+    bare = re.sub(r'"[^"]*"', "", line)
+    return max(DELIMITERS, key=bare.count)
+
+
+def _is_header(first: list[str], choice: Choice) -> bool:
+    """Whether the first line names the columns: it has the model's names, or a feature that is neither number nor missing."""
+    named = [*choice.drop, *([] if choice.target in (None, "none") else [str(choice.target)])]
+    if any(column in first and not _is_number(column) for column in named):
+        return True
+    if choice.names is not None and {*choice.names} <= {*first}:
+        return True
+    others = [cell for j, cell in enumerate(first) if str(j) not in named]
+    if choice.target is None and len(others) != choice.n_features:
+        others = others[:-1]
+    return any(not _is_number(cell) and cell.strip().lower() not in MISSING for cell in others)
+
+
+def _not_a_number(text: str) -> str:
+    """Say what is wrong with a cell, and what to do."""
+    if text.strip().lower() in MISSING:
+        what = "is empty" if not text.strip() else f"holds {text!r}"
+        return f"{what}: a missing value; fill it in, or leave out the row or the column"
+    if re.fullmatch(r"\s*[-+]?\d*,\d+\s*", text):
+        return f"holds {text!r}; write numbers with a decimal point"
+    return f"holds {_shortened(text)!r}, which is no number; encode it first, or leave the column out"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _is_number(text: str) -> bool:

@@ -34,12 +34,15 @@ class Rows(ABC):
         Name in error messages: the file.
     n_samples, n_features : int
     has_targets : bool
+    feature_names : list of str or None
+        Names of the features, if the table has names.
     """
 
     name: str
     n_samples: int
     n_features: int
     has_targets: bool
+    feature_names: list[str] | None = None
 
     @abstractmethod
     def pieces(self, start: int, stop: int, size: int) -> Iterator[Piece]:
@@ -77,9 +80,13 @@ class Rows(ABC):
         for X, y in self.pieces(start, stop, size):
             if not np.isfinite(X).all():
                 row, column = np.argwhere(~np.isfinite(X))[0]
-                raise DataError(
-                    f"{self.name}: feature {column} of sample {at + row} is {X[row, column]}; fill missing values in first"
+                feature = column if self.feature_names is None else repr(self.feature_names[column])
+                remedy = (
+                    "a missing value; fill it in, or leave out the row or the column"
+                    if np.isnan(X[row, column])
+                    else "no finite number"
                 )
+                raise DataError(f"{self.name}: feature {feature} of sample {at + row} is {X[row, column]}: {remedy}")
             yield X, y
             at += len(X)
 
@@ -95,7 +102,7 @@ class FirstRows(Rows):
     def __init__(self, rows: Rows, n: int) -> None:
         self._rows = rows
         self.name, self.n_features, self.has_targets = rows.name, rows.n_features, rows.has_targets
-        self.n_samples = n
+        self.n_samples, self.feature_names = n, rows.feature_names
 
     def pieces(self, start: int, stop: int, size: int) -> Iterator[Piece]:
         """Yield chunks of the other table."""
@@ -106,8 +113,8 @@ class FirstRows(Rows):
 class ArrayRows(Rows):
     """Arrays in memory, or memory maps, of which only the pages of one chunk stay in memory."""
 
-    def __init__(self, X: Array, y: Array | None = None, name: str = "X") -> None:
-        self._X, self._y, self.name = X, y, name
+    def __init__(self, X: Array, y: Array | None = None, name: str = "X", feature_names: list[str] | None = None) -> None:
+        self._X, self._y, self.name, self.feature_names = X, y, name, feature_names
         check_shapes(name, X.shape, None if y is None else y.shape)
         (self.n_samples, self.n_features), self.has_targets = X.shape, y is not None
 
@@ -129,8 +136,10 @@ def _in_memory(part: Array) -> Array:
 
 def check_shapes(name: str, X: tuple[int, ...], y: tuple[int, ...] | None) -> None:
     """Raise an error unless the shapes are those of a table and its targets."""
-    if len(X) != 2 or min(X) < 1:
-        raise DataError(f"{name}: features must form a table; got an array of shape {X}")
+    if len(X) != 2:
+        raise DataError(f"{name}: features must form a table, of shape (samples, features); got an array of shape {X}")
+    if min(X) < 1:
+        raise DataError(f"{name} has no {'features' if X[0] else 'samples'}; got an array of shape {X}")
     if y is not None and (len(y) == 0 or y[0] != X[0] or min(y) < 1):
         raise DataError(f"{name}: {X[0]} samples do not go with {y[0] if y else 1} targets")
 

@@ -136,6 +136,8 @@ def open_npz(path: Path, target: str | None) -> Rows:
     """Open a table in a ``.npz`` file with arrays X and, optionally, y; ``target="none"`` ignores y."""
     with _Archive(path) as archive:
         names = archive.names()
+        if {"format", "shape", "data"} <= {*names}:
+            raise DataError(f"{path} holds a sparse matrix; save its .toarray() as X")
         if "X" not in names:
             raise DataError(f"{path} should hold arrays X and y; it holds {', '.join(names) or 'none'}")
         X = archive.array("X").header

@@ -11,13 +11,14 @@ from typing import Any, final
 import numpy as np
 
 from lrrn.datasets.rows.base import Array, DataError, Piece, Rows, check_shapes, regrouped, unreadable
+from lrrn.datasets.rows.columns import Choice, check_distinct_names
 
 BUFFER_BYTES = 2**16
 """Read buffer per column in bytes; without it pyarrow reads a whole row group, which may be the whole file."""
 
 
-def open_parquet(path: Path, target: str | None) -> Rows:
-    """Open a table in a ``.parquet`` file; ``target`` is a column's name, "none", or None for the last column."""
+def open_parquet(path: Path, choice: Choice) -> Rows:
+    """Open the chosen columns of a table in a ``.parquet`` file."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -32,17 +33,16 @@ def open_parquet(path: Path, target: str | None) -> Rows:
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged or no Parquet file ({error})") from error
     names = list(schema.names)
-    if len({*names}) < len(names):
-        raise DataError(f"{path} has two columns of one name; it has {', '.join(names)}")
-    if target is not None and target != "none" and target not in names:
-        raise DataError(f"{path} has no column {target!r}; it has {', '.join(names)}")
-    target = None if target == "none" else names[-1] if target is None and names else target
-    features = [name for name in names if name != target]
+    check_distinct_names(path, names)
+    wanted, at = choice.columns(path, names, names)
+    features, target = [names[j] for j in wanted], None if at is None else names[at]
     is_number = (pyarrow.types.is_floating, pyarrow.types.is_integer, pyarrow.types.is_boolean)
     for name in features:
         kind = schema.field(name).type
         if not any(test(kind) for test in is_number):
-            raise DataError(f"{path}: column {name!r} is of type {kind}, which is no number; encode it first")
+            raise DataError(
+                f"{path}: column {name!r} is of type {kind}, which is no number; encode it first, or leave the column out"
+            )
     check_shapes(str(path), (sum(groups), len(features)), None)
     narrow = all(pyarrow.types.is_float32(schema.field(name).type) for name in features)
     return ParquetRows(path, features, target, groups, np.dtype(np.float32 if narrow else np.float64))
@@ -58,7 +58,7 @@ class ParquetRows(Rows):
         self._path, self._features, self._target, self._dtype = path, features, target, dtype
         self._ends = list(accumulate(groups))
         self.name, self.has_targets = str(path), target is not None
-        self.n_samples, self.n_features = self._ends[-1], len(features)
+        self.n_samples, self.n_features, self.feature_names = self._ends[-1], len(features), features
 
     def pieces(self, start: int, stop: int, size: int) -> Iterator[Piece]:
         """Read the row groups that contain the requested rows."""
