@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -122,6 +123,9 @@ def test_bad_parameters(make):
         (dict(dtype="float16"), "unknown dtype 'float16'; use one of float32, float64"),
         (dict(hidden_sizes=(4, 0)), r"hidden_sizes must be positive integers; got \(4, 0\)"),
         (dict(hidden_sizes=(4.0,)), r"hidden_sizes must be positive integers; got \(4.0,\)"),
+        (dict(hidden_sizes=0), "hidden_sizes must be positive integers; got 0"),
+        (dict(hidden_sizes=4.0), "hidden_sizes must be positive integers; got 4.0"),
+        (dict(hidden_sizes="64"), "hidden_sizes must be positive integers; got '64'"),
         (dict(validation_fraction=0.0), "validation_fraction must lie between 0 and 1; got 0.0"),
         (dict(validation_fraction=1.0), "validation_fraction must lie between 0 and 1; got 1.0"),
         (dict(decoupled_weight_decay=0.1), "decoupled_weight_decay belongs to optimizer='adamw'; got optimizer='adam'"),
@@ -131,6 +135,23 @@ def test_bad_parameters(make):
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
             make(**options).fit(X, y)
+
+
+@pytest.mark.parametrize("make", [classifier, regressor, energy_model])
+def test_one_number_is_the_width_of_one_hidden_layer(make):
+    X, y = blobs()
+    model = make(hidden_sizes=4).fit(X, y)
+    assert model.get_params()["hidden_sizes"] == 4
+    assert torch.equal(weights(model), weights(make(hidden_sizes=(4,)).fit(X, y)))
+
+
+@pytest.mark.parametrize("make", [classifier, regressor, energy_model])
+def test_sparse_input_is_refused_with_what_to_do(make):
+    X, y = blobs()
+    with pytest.raises(TypeError, match=r"Sparse data was passed.*dense data is required.*toarray"):
+        make().fit(scipy.sparse.csr_matrix(X), y)
+    with pytest.raises(TypeError, match=r"Sparse data was passed.*dense data is required.*toarray"):
+        make().fit(X, y).predict(scipy.sparse.csr_array(X))
 
 
 def test_bad_parameters_of_one_estimator():
@@ -145,8 +166,8 @@ def test_bad_parameters_of_one_estimator():
         classifier().fit(X, np.zeros(90))
     with pytest.raises(ValueError, match="unknown method 'exact'"):
         classifier().fit(X, y).certified_radius(X, method="exact")
-    for contamination in (0.0, 0.6):
-        with pytest.raises(ValueError, match=rf"contamination must lie in \(0, 0.5\]; got {contamination}"):
+    for contamination in (0.0, 0.6, "auto", None):
+        with pytest.raises(ValueError, match=rf"contamination must be a number in \(0, 0.5\]; got {contamination!r}"):
             energy_model(contamination=contamination).fit(X)
     with pytest.raises(ValueError, match="hidden_sizes must name at least one layer"):
         energy_model(hidden_sizes=()).fit(X)

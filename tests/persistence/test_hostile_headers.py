@@ -210,6 +210,15 @@ def test_an_estimator_with_another_number_of_classes_is_refused(path):
         lrrn.load(path)
 
 
+@pytest.mark.parametrize("names", [["a", "b", "c"], ["a", "b", "c", 4], [["a"], ["b"], ["c"], ["d"]]])
+def test_feature_names_that_are_too_few_or_no_text_are_refused(path, names):
+    lrrn.save(classifier(), path)
+    told = {"array": names, "dtype": "object"}
+    edited(path, lambda header: set_item(header, "attributes", "feature_names_in_", told), path)
+    with pytest.raises(FileFormatError, match="feature_names_in_ is"):
+        lrrn.load(path)
+
+
 def test_a_missing_file_is_named(tmp_path):
     for place in (tmp_path / "nothing", tmp_path, tmp_path / "no" / "folder"):
         with pytest.raises(FileNotFoundError, match=f"no file {place}"):

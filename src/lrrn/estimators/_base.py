@@ -40,7 +40,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     """Base class of the estimators; concrete subclasses add parameters and targets."""
 
     # parameters of every concrete subclass
-    hidden_sizes: tuple[int, ...]
+    hidden_sizes: int | tuple[int, ...]
     beta: float | tuple[float, ...]
     gamma: float
     constraint: Any
@@ -113,7 +113,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         self._seed = seed = ranks.current().on_main(lambda: drawn)
         self._fit_scaling(X)
         self.network_ = LRRN(
-            (X.shape[1], *self.hidden_sizes, n_outputs) if n_outputs else (X.shape[1], *self.hidden_sizes),
+            (X.shape[1], *self._widths, n_outputs) if n_outputs else (X.shape[1], *self._widths),
             beta=beta,
             gamma=self.gamma,
             constraint=self.constraint,
@@ -125,9 +125,15 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         )
         return seed, device
 
-    def _check_parameters(self) -> None:
-        if not all(isinstance(width, int | np.integer) and width > 0 for width in self.hidden_sizes):
+    @property
+    def _widths(self) -> tuple[int, ...]:
+        """Widths of the hidden layers; one integer means one layer, as in scikit-learn."""
+        widths = tuple(cast(Any, self.hidden_sizes)) if np.iterable(self.hidden_sizes) else (self.hidden_sizes,)
+        if not all(isinstance(width, int | np.integer) and width > 0 for width in widths):
             raise ValueError(f"hidden_sizes must be positive integers; got {self.hidden_sizes!r}")
+        return widths
+
+    def _check_parameters(self) -> None:
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1; got {self.validation_fraction}")
         check_on_failure(self.on_failure)

@@ -48,7 +48,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
 
     Parameters
     ----------
-    hidden_sizes : tuple of int, default=(64, 64)
+    hidden_sizes : int or tuple of int, default=(64, 64)
         Widths of the hidden layers.
     objective : str, default="contrastive"
         Training objective: "contrastive" (the paper's loss), "margin" (cross-entropy with the margin ``margin``),
@@ -170,7 +170,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
 
     def __init__(
         self,
-        hidden_sizes: tuple[int, ...] = (64, 64),
+        hidden_sizes: int | tuple[int, ...] = (64, 64),
         objective: str = "contrastive",
         beta: float | tuple[float, ...] = 1.0,
         gamma: float = 1 / 8,

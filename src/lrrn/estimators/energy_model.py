@@ -30,7 +30,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
 
     Parameters
     ----------
-    hidden_sizes : tuple of int, default=(32, 32)
+    hidden_sizes : int or tuple of int, default=(32, 32)
         Widths of the layers; :meth:`transform` returns the activations of the last.
     beta : float or tuple of float, default=1.0
         Weights of the reconstruction terms; a single number means (beta, ..., beta).
@@ -121,7 +121,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
 
     def __init__(
         self,
-        hidden_sizes: tuple[int, ...] = (32, 32),
+        hidden_sizes: int | tuple[int, ...] = (32, 32),
         beta: float | tuple[float, ...] = 1.0,
         gamma: float = 1 / 8,
         constraint: Any = "nonneg",
@@ -168,12 +168,12 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         LRRNEnergyModel
             The estimator itself.
         """
-        if not 0 < self.contamination <= 0.5:
-            raise ValueError(f"contamination must lie in (0, 0.5]; got {self.contamination}")
-        if len(self.hidden_sizes) == 0:
+        if not (isinstance(self.contamination, float | int | np.floating) and 0 < self.contamination <= 0.5):
+            raise ValueError(f"contamination must be a number in (0, 0.5]; got {self.contamination!r}")
+        n_layers = len(self._widths)
+        if n_layers == 0:
             raise ValueError("hidden_sizes must name at least one layer; got none")
         features = validate_data(self, X, dtype=[np.float64, np.float32])
-        n_layers = len(self.hidden_sizes)
         beta = self.beta if isinstance(self.beta, tuple | list) else (float(self.beta),) * n_layers
         seed, device = self._begin(features, 0, beta, self.constraint)
         rows, validate = np.arange(len(features)), None
@@ -185,7 +185,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
                 return -float(self._infer(x_held, on_failure="warn").energy.mean())
 
         self._train(FreeEnergy(), Data(self._scaled(features[rows], self.network_.W[0].dtype, device)), seed, validate)
-        self._n_features_out = self.hidden_sizes[-1]
+        self._n_features_out = int(self._widths[-1])
         scores = self._over_chunks(X, lambda x: -self._infer(x, on_failure="warn").energy)
         self.offset_ = float(np.percentile(scores, 100 * self.contamination))
         return self

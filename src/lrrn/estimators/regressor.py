@@ -31,7 +31,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    hidden_sizes : tuple of int, default=(64, 64)
+    hidden_sizes : int or tuple of int, default=(64, 64)
         Widths of the hidden layers.
     objective : {"squared_error", "contrastive"}, default="squared_error"
         Squared error by implicit differentiation, or the paper's contrastive loss.
@@ -121,7 +121,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden_sizes: tuple[int, ...] = (64, 64),
+        hidden_sizes: int | tuple[int, ...] = (64, 64),
         objective: str = "squared_error",
         beta: float | tuple[float, ...] = 1.0,
         gamma: float = 1 / 8,

@@ -182,7 +182,8 @@ def _check_values(estimator: Any) -> None:
     }
     if hasattr(estimator, "feature_names_in_"):
         names = estimator.feature_names_in_
-        fits["feature_names_in_"] = isinstance(names, np.ndarray) and names.shape == sizes[:1]
+        is_array = isinstance(names, np.ndarray) and names.shape == sizes[:1]
+        fits["feature_names_in_"] = is_array and all(isinstance(name, str) for name in names)
     if isinstance(estimator, LRRNClassifier):
         classes = estimator.classes_
         fits["classes_"] = isinstance(classes, np.ndarray) and classes.shape == sizes[-1:]
