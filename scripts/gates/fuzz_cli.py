@@ -22,11 +22,12 @@ COMMON = "--seed --device --json --page"
 STUDY = "--quick --output --work --jobs --data --no-download --report-only --seed --device --json"
 TABLE = [parameter for group in PARAMETERS.values() for parameter in group]
 OPTIONS = {
-    "train": "--model --output --overwrite --target --test-share --data --checkpoint --resume --log --eps --image "
-    f"{' '.join(parameter.option for parameter in TABLE)} {COMMON}",
-    "evaluate": "--target --data --split --eps --image --samples " + COMMON,
-    "certify": "--target --data --split --eps --limit --method --samples " + COMMON,
-    "attack": "--target --data --split --eps --limit --method --steps --restarts --clip " + COMMON,
+    "train": "--model --output --overwrite --target --drop --delimiter --test-share --data --checkpoint --resume --log --eps "
+    f"--image {' '.join(parameter.option for parameter in TABLE)} {COMMON}",
+    "predict": "--output --radius --eps --method --target --drop --delimiter --data --split --limit --seed --device --json",
+    "evaluate": "--target --drop --delimiter --data --split --eps --image --samples " + COMMON,
+    "certify": "--target --drop --delimiter --data --split --eps --limit --method --samples " + COMMON,
+    "attack": "--target --drop --delimiter --data --split --eps --limit --method --steps --restarts --clip " + COMMON,
     "demo": COMMON,
     "bench": "--suite --quick --repeats --samples --rows --model --data --update " + COMMON,
     "reproduce": STUDY,
@@ -35,7 +36,7 @@ OPTIONS = {
     "info": "--seed --device",
 }
 """Options of every command, except those of ``info`` that search all data on the machine."""
-FLAGS = "--overwrite --resume --quick --update --no-download --report-only --validation --no-open".split()
+FLAGS = "--overwrite --resume --quick --update --no-download --report-only --validation --no-open --radius".split()
 FLAGS += [parameter.option for parameter in TABLE if parameter.type is bool]
 PLACES = "--json --page --log --checkpoint --samples --output --work --data".split()
 LABOUR = "--epochs --pretrain-epochs --steps --restarts --limit --batch-size --max-sweeps".split()
@@ -64,6 +65,8 @@ VALUES = {
     "--max-sweeps": "1 100",
     "--test-share": "0.25 0.01 0.9 1",
     "--target": "none label 0 2 -1",
+    "--drop": "f0 label 1 no",
+    "--delimiter": ", ; | tab xy",
     "--eps": "0.1 0.1,0.2 -1 nan 1e308",
     "--image": "1x3 3x1 2x2 0x3 x 3x ²x²",
     "--device": "cpu auto cuda tpu",
@@ -71,7 +74,7 @@ VALUES = {
     "--limit": "1 5 100",
     "--steps": "1 2",
     "--restarts": "1 2",
-    "--method": "auto paper pairwise spectral multiplier local",
+    "--method": "auto paper pairwise spectral multiplier local energy",
     "--clip": "0,1 1,0 0",
     "--seed": "0 1 -5 4294967296 18446744073709551616",
     "--suite": "solve all",
@@ -118,12 +121,12 @@ class Arguments(Target):
 
     def arguments(self, chance: Chance) -> list[str]:
         """Draw a command line, mostly a plausible one."""
-        command = chance.choice([*OPTIONS, "train", "evaluate", "certify", "attack"])
+        command = chance.choice([*OPTIONS, "train", "predict", "evaluate", "certify", "attack"])
         given = [] if chance.random() < 0.97 else [chance.choice(["-v", "--verbose", "--version", "--help", *STRANGE])]
         given.append(command if chance.random() < 0.98 else chance.choice(STRANGE))
-        if command in ("evaluate", "certify", "attack", "explore") and chance.random() < 0.97:
+        if command in ("predict", "evaluate", "certify", "attack", "explore") and chance.random() < 0.97:
             given.append(self.model(chance))
-        if command in ("train", "evaluate", "certify", "attack") and chance.random() < 0.97:
+        if command in ("train", "predict", "evaluate", "certify", "attack") and chance.random() < 0.97:
             given.append(self.table(chance))
         if command == "reproduce":
             given.append(chance.choice(["table1", "all", "record", "tables"]))

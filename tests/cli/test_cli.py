@@ -16,9 +16,14 @@ from sklearn.datasets import load_diabetes, load_iris
 from typer.testing import CliRunner
 
 import lrrn
+from lrrn.certificates.radius import METHODS
 from lrrn.cli import app
+from lrrn.cli import options as options_of_commands
 from lrrn.cli.inputs import device_name
 from lrrn.cli.parameters import NOT_OPTIONS, PARAMETERS
+from lrrn.estimators.classifier import OBJECTIVES
+from lrrn.learning.schedules import SCHEDULES
+from lrrn.network.solution import ON_FAILURE
 from lrrn.persistence.serialization import load_reference
 from lrrn.runtime.devices import choose_device
 
@@ -48,7 +53,7 @@ def iris(tmp_path):
 
 
 def test_help_names_every_command_and_option():
-    commands = ("demo", "train", "evaluate", "certify", "attack", "reproduce", "record", "bench", "explore", "info")
+    commands = ("demo", "train", "predict", "evaluate", "certify", "attack", "reproduce", "record", "bench", "explore", "info")
     assert set(commands) <= set(runner.invoke(app, ["--help"]).output.split())
     for command in commands:
         output = runner.invoke(app, [command, "--help"], terminal_width=200).output
@@ -99,8 +104,8 @@ def test_an_npz_file_for_a_regressor_and_an_energy_model(tmp_path):
     np.savez(data, X=X, y=y)
     run("train", data, "--model", "regressor", "--epochs", 3, "-o", tmp_path / "r.safetensors", "--json", figures)
     result = json.loads(figures.read_text())["models"][0]
-    widths = list(result["certified"].values())
-    assert 0 < widths[0] < widths[1] < widths[2]
+    widths = list(result["half_width"].values())
+    assert 0 < widths[0] < widths[1] < widths[2] and result["certified"] == {}
     run("train", data, "--model", "energy", "--epochs", 3, "-o", tmp_path / "e.safetensors", "--json", figures)
     assert json.loads(figures.read_text())["models"][0]["score"] is None
     run("evaluate", tmp_path / "e.safetensors", data)
@@ -115,7 +120,18 @@ def test_every_parameter_of_the_estimators_is_an_option_of_train():
     options = {option for argument in command.params for option in argument.opts}
     missing = {name for name in known if "--" + name.replace("_", "-") not in options}
     assert missing == set(NOT_OPTIONS)
-    assert {parameter.name for group in PARAMETERS.values() for parameter in group} <= known
+    table = {parameter.name: parameter for group in PARAMETERS.values() for parameter in group}
+    for name, parameter in table.items():
+        assert {kind for kind, estimator in ESTIMATORS.items() if name in estimator().get_params()} == {*parameter.kinds}, name
+    assert {name: {*table[name].choices} for name in ("objective", "init", "dtype", "optimizer", "schedule", "on_failure")} == {
+        "objective": {*OBJECTIVES},
+        "init": {"glorot", "orthogonal", "uniform"},
+        "dtype": {"float32", "float64"},
+        "optimizer": {"sgd", "adam", "adamw"},
+        "schedule": {name or "none" for name in SCHEDULES},
+        "on_failure": {*ON_FAILURE},
+    }
+    assert {*options_of_commands.METHODS} == {*METHODS, "energy"}
     assert {"--hidden", "--seed"} <= options  # shorter names
 
 
@@ -220,7 +236,21 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_doe
         (["train", "digits", "--contamination", "0.2"], "--contamination does not apply to --model classifier"),
         (["train", "digits", "--margin", "1,2,3"], "--margin should be a number, or two separated by a comma; got '1,2,3'"),
         (["train", "digits", "--class-weight", "2,3"], "--class-weight should be balanced, or LABEL=WEIGHT,LABEL=WEIGHT"),
-        (["train", "digits", "--eps", "-1"], "--eps needs sizes of at least 0"),
+        (["train", "digits", "--eps", "-1"], "--eps needs finite sizes of at least 0; got -1"),
+        (["train", "digits", "--eps", "inf"], "--eps needs finite sizes of at least 0; got inf"),
+        (["train", "digits", "--eps", "foo"], "--eps should be numbers separated by commas; got 'foo'"),
+        (["train", "digits", "--objective", "hinge"], "--objective should be one of contrastive, margin, cross_entropy"),
+        (["train", "digits", "--optimizer", "sdg"], "--optimizer should be one of sgd, adam, adamw; got 'sdg'"),
+        (["train", "digits", "--schedule", "linear"], "--schedule should be one of cosine, one_cycle, none; got 'linear'"),
+        (["train", "digits", "--constraint", "cube"], "--constraint should be free, nonneg, box or LOW,HIGH; got 'cube'"),
+        (["train", "digits", "--drop", "a"], "--drop is for tables in files; digits is a named data set"),
+        (["train", "digits", "--delimiter", ";"], "--delimiter is for tables in files; digits is a named data set"),
+        (["train", "t.csv", "--delimiter", "xy"], "--delimiter: a delimiter is one character"),
+        (["train", "digits", "--image", "8"], "--image should be HEIGHTxWIDTH, such as 28x28; got '8'"),
+        (["evaluate", "m", "digits", "--split", "valid"], "--split should be one of train, test; got 'valid'"),
+        (["certify", "m", "digits", "--method", "magic"], "--method should be one of auto, paper, pairwise"),
+        (["attack", "m", "digits", "--clip", "1,0"], "--clip should be two numbers, the smaller one first; got '1,0'"),
+        (["predict", "m", "digits", "--eps", "1,2"], "--eps should be one size here; got 1,2"),
         (["train", "digits", "--image", "7x9"], "--image should be HEIGHTxWIDTH with 64 pixels"),
     ],
 )
@@ -242,7 +272,7 @@ def test_problems_with_files_are_told_in_one_line(tmp_path, iris, monkeypatch):
         (["train", "missing.csv"], "there is no file missing.csv"),
         (["train", "mnist"], "set LRRN_DATA"),
         (["train", str(iris)], "column 'kind' holds 'setosa', which is no number"),
-        (["train", "digits", "--objective", "hinge"], "unknown objective 'hinge'"),
+        (["train", "digits", "--model", "regressor", "--objective", "margin"], "unknown objective 'margin'"),
         (["evaluate", "bad.safetensors", "digits"], "bad.safetensors"),
         (["evaluate", "missing.safetensors", "digits"], "no file missing.safetensors"),
     ):
@@ -299,10 +329,6 @@ def test_attack_keeps_images_in_their_range(tmp_path):
     run("attack", model, "digits", "--limit", 20, "--steps", 5, "--restarts", 1, "--clip", "0,1", "--json", figures)
     result = json.loads(figures.read_text())
     assert result["n_samples"] == 20 and result["attacks"]["clip"] == [0.0, 1.0] and result["refuted"] == []
-    done = runner.invoke(app, ["attack", str(model), "digits", "--clip", "1,0"], terminal_width=200)
-    assert done.exit_code == 2 and "the smaller one first" in words(done.output)
-    done = runner.invoke(app, ["certify", str(model), "digits", "--method", "magic"], terminal_width=200)
-    assert done.exit_code == 1 and "unknown method 'magic'" in done.output
 
 
 def test_certify_takes_class_energies_and_attack_refuses_them(tmp_path):
@@ -312,9 +338,8 @@ def test_certify_takes_class_energies_and_attack_refuses_them(tmp_path):
     assert "certified" in run("certify", energies, "digits")
     done = runner.invoke(app, ["attack", str(energies), "digits"], terminal_width=200)
     assert done.exit_code == 1 and "'class_energy': it predicts by energies" in words(done.output)
-    for command in ("certify", "attack"):
-        done = runner.invoke(app, [command, str(model), "digits"], terminal_width=200)
-        assert done.exit_code == 2 and "holds a LRRNEnergyModel; only a classifier" in words(done.output)
+    done = runner.invoke(app, ["attack", str(model), "digits"], terminal_width=200)
+    assert done.exit_code == 2 and "holds a LRRNEnergyModel; only a classifier" in words(done.output)
 
 
 def test_a_refuted_certificate_is_an_error(tmp_path, monkeypatch):
@@ -347,7 +372,7 @@ def test_samples_go_to_a_file_and_a_table_need_not_have_labels(tmp_path):
         np.testing.assert_array_equal(found["prediction"], loaded.predict(X))
         np.testing.assert_array_equal(found["energy"], loaded.energy(X))
     for arguments, code, message in (
-        (["certify", model, table], 2, "has no labels to compare predictions with"),
+        (["attack", model, table], 2, "has no labels to compare predictions with"),
         (["evaluate", model, table, "--samples", tmp_path / "e.txt"], 1, "written as .npz or .parquet"),
         (["evaluate", model, table, "--samples", "/no/such/folder/e.npz"], 2, "folder /no/such/folder does not exist"),
     ):

@@ -70,10 +70,12 @@ def test_a_solver_that_cannot_run_or_does_not_converge_is_said_to(monkeypatch):
     assert info.gather(device="cpu")["solvers"]["cpu"]["newton"] == "its kernels are on strike"
 
 
-def test_extras_name_what_is_missing(monkeypatch):
+def test_extras_name_what_is_missing(monkeypatch, folder):
     stated = ["torch>=2.6", 'starlette>=1; extra == "explore"', 'no-such-package>=1; extra == "explore"']
     monkeypatch.setattr(info, "requires", lambda name: stated)
     report = info.gather(device="cpu")
     assert report["extras"]["explore"].startswith("needs ") and "no-such-package" in report["extras"]["explore"]
     assert "pip install 'lrrn[explore]'" in report["extras"]["explore"]
     assert "torch" in report["versions"] and "starlette" not in report["versions"]
+    done = CliRunner().invoke(app, ["info", "--device", "cpu"], terminal_width=200)
+    assert "'lrrn[explore]'" in " ".join(done.output.split())  # square brackets are no markup

@@ -6,12 +6,26 @@ from typing import Annotated, Any
 
 import typer
 
-from lrrn.cli.inputs import device_name, image_shape, load_classifier, load_fitted, numbers, perturbation_sizes
+from lrrn.cli.inputs import (
+    DataSource,
+    check_model,
+    device_name,
+    height_and_width,
+    image_shape,
+    load_classifier,
+    load_fitted,
+    method_name,
+    numbers,
+    perturbation_sizes,
+)
 from lrrn.cli.options import (
+    Delimiter,
     Device,
+    Drop,
     Eps,
     ImageShape,
     JsonFile,
+    Limit,
     Method,
     PageFile,
     Root,
@@ -29,6 +43,8 @@ def evaluate(
     model: SavedModel,
     data: Source,
     target: Target = None,
+    drop: Drop = None,
+    delimiter: Delimiter = None,
     root: Root = None,
     split: Split = "test",
     eps: Eps = None,
@@ -40,14 +56,18 @@ def evaluate(
     page: PageFile = None,
 ) -> None:
     """Evaluate a saved model on some data, which need not fit into memory."""
+    sizes, _ = perturbation_sizes(eps), image and height_and_width(image)
+    source = DataSource(data, split, root, target, drop, delimiter)
+    json_file, page, samples = writable(json_file), writable(page), writable(samples)
+    check_distinct((model, data, target), samples, json_file, page)
+    check_model(model)
+    where = device_name(device)
+
     from lrrn.reports import evaluation
     from lrrn.runtime.ranks import joined
 
-    sizes = perturbation_sizes(eps)
-    json_file, page, samples = writable(json_file), writable(page), writable(samples)
-    check_distinct((model, data, target), samples, json_file, page)
-    with errors_explained(), joined(device_name(device)) as ranks:
-        fitted, rows = load_fitted(model, data, split, root, target, device)
+    with errors_explained(), joined(where) as ranks:
+        fitted, rows = load_fitted(model, source, device)
         shape = image_shape(data, image, rows.n_features)
         result = evaluation.evaluate(model.name, fitted, rows, None, sizes, shape, None, None, seed, samples)
     if ranks.is_main:
@@ -58,10 +78,12 @@ def certify(
     model: SavedModel,
     data: Source,
     target: Target = None,
+    drop: Drop = None,
+    delimiter: Delimiter = None,
     root: Root = None,
     split: Split = "test",
     eps: Eps = None,
-    limit: Annotated[int | None, typer.Option(help="Number of samples, from the first on; all if not given.", min=1)] = None,
+    limit: Limit = None,
     method: Method = "auto",
     samples: Samples = None,
     seed: Seed = 0,
@@ -69,17 +91,31 @@ def certify(
     json_file: JsonFile = None,
     page: PageFile = None,
 ) -> None:
-    """Prove how far samples can be perturbed before a saved classifier's label can change; they need not fit into memory."""
-    from lrrn.reports import audit
-    from lrrn.runtime.ranks import joined
+    """Prove how far samples can be perturbed before a label can change, or how far a regressor's predictions can move.
 
-    sizes = perturbation_sizes(eps)
+    Labels are not needed; with them, the certified accuracy is shown. Samples need not fit into memory.
+    """
+    sizes, method = perturbation_sizes(eps), method_name(method)
+    source = DataSource(data, split, root, target, drop, delimiter)
     json_file, page, samples = writable(json_file), writable(page), writable(samples)
     check_distinct((model, data, target), samples, json_file, page)
-    with errors_explained(), joined(device_name(device)) as ranks:
-        classifier, rows = load_classifier(model, data, split, root, target, device, limit)
+    check_model(model)
+    where = device_name(device)
+
+    from lrrn.estimators import LRRNRegressor
+    from lrrn.reports import audit, intervals
+    from lrrn.runtime.ranks import joined
+
+    with errors_explained(), joined(where) as ranks:
+        fitted, rows = load_fitted(model, source, device, limit)
         # nothing here is random; --seed exists so that scripts can pass it to every command
-        result = audit.certify(model.name, classifier, rows, None, sizes, method, samples)
+        result: audit.Audit | intervals.Intervals
+        if isinstance(fitted, LRRNRegressor):
+            if method != "auto":
+                raise typer.BadParameter(f"--method is for classifiers; {model} holds a regressor")
+            result = intervals.certify(model.name, fitted, rows, sizes, samples)
+        else:
+            result = audit.certify(model.name, fitted, rows, None, sizes, method, samples)
     if ranks.is_main:
         publish_audit(f"{model.name} on {data}", result, json_file, page, samples)
 
@@ -88,6 +124,8 @@ def attack(
     model: SavedModel,
     data: Source,
     target: Target = None,
+    drop: Drop = None,
+    delimiter: Delimiter = None,
     root: Root = None,
     split: Split = "test",
     eps: Eps = None,
@@ -102,18 +140,20 @@ def attack(
     page: PageFile = None,
 ) -> None:
     """Attack a saved classifier and compare what the attacks find with its certificates."""
-    from lrrn.reports import audit
-
-    sizes = perturbation_sizes(eps)
-    json_file, page = writable(json_file), writable(page)
-    check_distinct((model, data, target), json_file, page)
+    sizes, method = perturbation_sizes(eps), method_name(method)
     box = None if clip is None else numbers(clip, float, "--clip")
     if box is not None and not (len(box) == 2 and box[0] < box[1]):
         raise typer.BadParameter(f"--clip should be two numbers, the smaller one first; got {clip!r}")
+    source = DataSource(data, split, root, target, drop, delimiter)
+    json_file, page = writable(json_file), writable(page)
+    check_distinct((model, data, target), json_file, page)
+    check_model(model)
+
+    from lrrn.reports import audit
+
     with errors_explained():
-        classifier, rows = load_classifier(model, data, split, root, target, device, limit)
+        classifier, rows = load_classifier(model, source, device, limit)
         X, y = rows.everything()
-        assert y is not None
         options: dict[str, Any] = {"steps": steps, "restarts": restarts, "clip": box, "seed": seed}
         result = audit.attack(model.name, classifier, X, y, sizes, method, **options)
     publish_audit(f"{model.name} on {data}", result, json_file, page)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import typer
 
-from lrrn.cli.options import Kind
+from lrrn.cli.options import METHODS, Kind
+from lrrn.cli.output import errors_explained
 
 if TYPE_CHECKING:
     from lrrn.datasets.rows import Rows
@@ -20,6 +23,8 @@ T = TypeVar("T")
 
 def device_name(name: str) -> str:
     """Return the name of a device that exists here; "auto" is replaced by what it stands for."""
+    if name not in ("auto", "cpu") and not name.startswith("cuda"):  # without the import of torch, which takes seconds
+        raise typer.BadParameter(f"unknown device {name!r}; use 'auto', 'cpu' or 'cuda'")
     from lrrn.runtime.devices import choose_device
 
     try:
@@ -39,9 +44,21 @@ def numbers(text: str, kind: Callable[[str], T], option: str) -> tuple[T, ...]:
 def perturbation_sizes(eps: str | None) -> tuple[float, ...] | None:
     """Return the sizes that --eps names."""
     sizes = None if eps is None else numbers(eps, float, "--eps")
-    if sizes is not None and not all(size >= 0 for size in sizes):
-        raise typer.BadParameter(f"--eps needs sizes of at least 0; got {eps}")
+    if sizes is not None and not all(size >= 0 and math.isfinite(size) for size in sizes):
+        raise typer.BadParameter(f"--eps needs finite sizes of at least 0; got {eps}")
     return sizes
+
+
+def one_of(value: str, option: str, choices: Sequence[str]) -> str:
+    """Return a value that must be one of several."""
+    if value not in choices:
+        raise typer.BadParameter(f"{option} should be one of {', '.join(choices)}; got {value!r}")
+    return value
+
+
+def method_name(method: str) -> str:
+    """Return the method that --method names."""
+    return one_of(method, "--method", METHODS)
 
 
 def height_and_width(image: str) -> tuple[int, int]:
@@ -66,42 +83,109 @@ def image_shape(data: str, image: str | None, n_features: int) -> tuple[int, int
     return shape
 
 
-def open_data(data: str, split: str, root: Path | None, target: str | None) -> Rows:
-    """Open a named data set or a file."""
-    from lrrn import datasets
-    from lrrn.datasets.rows import ArrayRows
+@final
+@dataclass(frozen=True)
+class DataSource:
+    """A named data set or a file, and how to read it. What can be checked without reading it is checked at once.
 
-    if data in datasets.NAMES:
-        return ArrayRows(*datasets.load(data, split, root), data)
-    if Path(data).suffix not in datasets.TABLES:
-        kinds = f"{', '.join(datasets.TABLES[:-1])} or {datasets.TABLES[-1]}"
-        raise typer.BadParameter(f"unknown data {data!r}; use one of {', '.join(datasets.NAMES)}, or a {kinds} file")
-    return datasets.open_table(data, target)
+    Attributes
+    ----------
+    data : str
+        Name or file.
+    split, root
+        Of a named data set.
+    target, drop, delimiter
+        Of a file; see :func:`lrrn.datasets.open_table`.
+    """
+
+    data: str
+    split: str = "test"
+    root: Path | None = None
+    target: str | None = None
+    drop: Sequence[str] | None = None
+    delimiter: str | None = None
+
+    def __post_init__(self) -> None:
+        from lrrn import datasets
+        from lrrn.datasets.idx import check_there
+        from lrrn.datasets.tables import check_delimiter
+
+        if self.data in datasets.NAMES:
+            for option, given in (("--drop", self.drop), ("--delimiter", self.delimiter)):
+                if given:
+                    raise typer.BadParameter(f"{option} is for tables in files; {self.data} is a named data set")
+            known = (*datasets.FILES, datasets.PREFIX) if self.data == "kmnist" else tuple(datasets.FILES)
+            one_of(self.split, "--split", known)
+            return
+        if Path(self.data).suffix not in datasets.TABLES:
+            kinds = f"{', '.join(datasets.TABLES[:-1])} or {datasets.TABLES[-1]}"
+            raise typer.BadParameter(f"unknown data {self.data!r}; use one of {', '.join(datasets.NAMES)}, or a {kinds} file")
+        try:
+            check_delimiter(self._character)
+        except datasets.DataError as error:
+            raise typer.BadParameter(f"--delimiter: {error}") from None
+        with errors_explained():
+            check_there(Path(self.data))
+
+    @property
+    def is_named(self) -> bool:
+        """Whether this is a named data set, not a file."""
+        from lrrn import datasets
+
+        return self.data in datasets.NAMES
+
+    @property
+    def _character(self) -> str | None:
+        return "\t" if self.delimiter in ("tab", "\\t") else self.delimiter
+
+    def open(self, features: Sequence[str] | int | None = None) -> Rows:
+        """Open the data, with the features that a model was trained on if they are given."""
+        from lrrn import datasets
+        from lrrn.datasets.rows import ArrayRows
+
+        if self.is_named:
+            return ArrayRows(*datasets.load(self.data, self.split, self.root), self.data)
+        options: dict[str, Any] = {"features": features, "drop": self.drop or (), "delimiter": self._character}
+        return datasets.open_table(self.data, self.target, **options)
 
 
 def train_and_test(
-    data: str, root: Path | None, target: str | None, share: float, seed: int, kind: Kind
-) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return what to train on and what to hold out: the test split of a named data set, a random share of a file."""
+    source: DataSource, share: float, seed: int, kind: Kind
+) -> tuple[tuple[Any, Any], tuple[Any, Any], list[str] | None]:
+    """Return what to train on, what to hold out, and the features' names.
+
+    Held out are the test split of a named data set, or a random share of a file.
+    """
     import numpy as np
     from sklearn.model_selection import train_test_split
 
     from lrrn import datasets
 
-    if data in datasets.NAMES:
-        return datasets.load(data, "train", root), datasets.load(data, "test", root)
-    X, y = open_data(data, "train", root, target).everything()
+    if source.is_named:
+        train, test = (datasets.load(source.data, split, source.root) for split in ("train", "test"))
+        return train, test, None
+    rows = source.open()
+    X, y = rows.everything()
     if y is None and kind is not Kind.energy:
-        raise datasets.DataError(f"{data} has no targets, which a {kind} needs; --model energy learns without")
+        raise datasets.DataError(f"{source.data} has no targets, which a {kind} needs; --model energy learns without")
     strata = None
     if kind is Kind.classifier and y is not None and np.unique(y, return_counts=True)[1].min() > 1:
         strata = y
-    train, held = train_test_split(np.arange(len(X)), test_size=share, stratify=strata, random_state=seed)
-    return (X[train], None if y is None else y[train]), (X[held], None if y is None else y[held])
+    kept, held = train_test_split(np.arange(len(X)), test_size=share, stratify=strata, random_state=seed)
+    parts = [(X[some], None if y is None else y[some]) for some in (kept, held)]
+    return parts[0], parts[1], rows.feature_names
 
 
-def load_fitted(path: Path, data: str, split: str, root: Path | None, target: str | None, device: str) -> tuple[Model, Rows]:
-    """Load a fitted estimator and open data that fit it."""
+def check_model(path: Path) -> None:
+    """Refuse a model's file that is not there."""
+    from lrrn.runtime.storage import check_readable
+
+    with errors_explained():
+        check_readable(path)
+
+
+def load_fitted(path: Path, source: DataSource, device: str, limit: int | None = None) -> tuple[Model, Rows]:
+    """Load a fitted estimator and open the first samples of data that fit it; columns are matched by name."""
     from lrrn.network import LRRN
     from lrrn.persistence.serialization import load
 
@@ -110,21 +194,22 @@ def load_fitted(path: Path, data: str, split: str, root: Path | None, target: st
         raise typer.BadParameter(f"{path} holds a bare network; save a fitted estimator to evaluate it")
     if not hasattr(fitted, "network_"):
         raise typer.BadParameter(f"{path} holds a Pipeline; use lrrn.certify_pipeline in Python, or save its last step alone")
-    rows = open_data(data, split, root, target)
+    names = getattr(fitted, "feature_names_in_", None)
+    rows = source.open(fitted.n_features_in_ if names is None else names.tolist())
     if rows.n_features != fitted.n_features_in_:
-        raise typer.BadParameter(f"{data} has {rows.n_features} features and {path} was trained on {fitted.n_features_in_}")
-    return fitted, rows
+        raise typer.BadParameter(
+            f"{source.data} has {rows.n_features} features and {path} was trained on {fitted.n_features_in_}"
+        )
+    return fitted, rows.first(limit)
 
 
-def load_classifier(
-    path: Path, data: str, split: str, root: Path | None, target: str | None, device: str, limit: int | None
-) -> tuple[LRRNClassifier, Rows]:
+def load_classifier(path: Path, source: DataSource, device: str, limit: int | None) -> tuple[LRRNClassifier, Rows]:
     """Load a classifier and open the first labelled samples of some data."""
     from lrrn.estimators import LRRNClassifier
 
-    fitted, rows = load_fitted(path, data, split, root, target, device)
+    fitted, rows = load_fitted(path, source, device, limit)
     if not isinstance(fitted, LRRNClassifier):
-        raise typer.BadParameter(f"{path} holds a {type(fitted).__name__}; only a classifier has labels to certify or attack")
+        raise typer.BadParameter(f"{path} holds a {type(fitted).__name__}; only a classifier has labels to attack")
     if not rows.has_targets:
-        raise typer.BadParameter(f"{data} has no labels to compare predictions with")
-    return fitted, rows.first(limit)
+        raise typer.BadParameter(f"{source.data} has no labels to compare predictions with")
+    return fitted, rows

@@ -8,6 +8,11 @@ from typing import Annotated
 
 import typer
 
+from lrrn.cli.output import make_way
+
+METHODS = ("auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local", "energy")
+"""Methods of a certificate; those of :mod:`lrrn.certificates.radius`, and the one for labels by energies."""
+
 
 class Kind(StrEnum):
     """What to train."""
@@ -19,24 +24,36 @@ class Kind(StrEnum):
 
 Seed = Annotated[int, typer.Option(help="Seed of all random numbers.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the results to this file as JSON.")]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", help="Also write the results to this file as JSON; - for standard output.", callback=make_way),
+]
 PageFile = Annotated[Path | None, typer.Option("--page", help="Write charts, filters and the table to this HTML file.")]
 
 Source = Annotated[
     str,
     typer.Argument(
-        help="digits, mnist, kmnist, fashion_mnist; or a .npz (arrays X, y), .npy (X), .parquet or .csv file.", metavar="DATA"
+        help="digits, mnist, kmnist, fashion_mnist; or a .npz (arrays X, y), .npy (X), .parquet, .csv or .tsv file.",
+        metavar="DATA",
     ),
 ]
 Target = Annotated[
     str | None,
     typer.Option(
-        help="Column of a .csv or .parquet file with the target, by name or, in .csv, number; last if not given. "
-        "For a .npy file another one with the targets. 'none' if there is none."
+        help="Column of a table with the target, by name or number; if not given, the one that the model was not trained on, "
+        "or the last. For a .npy file another one with the targets. 'none' if there is none."
     ),
+]
+Drop = Annotated[
+    list[str] | None, typer.Option(help="Column of a table to leave out, by name or number; may be given several times.")
+]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(help="Character between the cells of a .csv or .tsv file, or tab; comma, semicolon and tab are detected."),
 ]
 Root = Annotated[Path | None, typer.Option("--data", "--root", help="Folder of the MNIST family; LRRN_DATA if not given.")]
 Split = Annotated[str, typer.Option(help="Split of a named data set: train or test.")]
+Limit = Annotated[int | None, typer.Option(help="Number of samples, from the first on; all if not given.", min=1)]
 ImageShape = Annotated[str | None, typer.Option("--image", help="Height and width, if samples are images: 28x28.")]
 Samples = Annotated[
     Path | None,
@@ -50,7 +67,8 @@ Eps = Annotated[str | None, typer.Option(help="Sizes of perturbations to certify
 Method = Annotated[
     str,
     typer.Option(
-        help="Certificate: paper, pairwise, spectral, multiplier, shared, local; or auto, the tightest except shared and local."
+        help="Certificate of a classifier: paper, pairwise, spectral, multiplier, shared, local; or auto, the tightest except "
+        "shared and local."
     ),
 ]
 

@@ -17,26 +17,40 @@ if TYPE_CHECKING:
 
     from lrrn.reports.audit import Audit
     from lrrn.reports.evaluation import Evaluation
+    from lrrn.reports.intervals import Intervals
     from lrrn.studies.common.sections import Section
 
-console = Console()
+console = Console(markup=False, emoji=False)
+STDOUT = Path("-")
+"""The name of a file that means standard output."""
+
+
+def make_way(json_file: Path | None) -> Path | None:
+    """Leave standard output to the JSON if it goes there; tables and messages then go to standard error."""
+    console.stderr = json_file == STDOUT
+    return json_file
 
 
 @contextmanager
 def errors_explained(checkpoint: Path | None = None) -> Iterator[None]:
     """Turn errors that users can solve into a message, and say after Ctrl-C how to continue."""
-    from lrrn.network.solution import ConvergenceError
-
     try:
         yield
+    except typer.Exit:  # which is a RuntimeError
+        raise
     except KeyboardInterrupt:
         if checkpoint is not None and checkpoint.exists():
             typer.echo(f"stopped; the same command with --resume continues from {checkpoint}", err=True)
         raise typer.Exit(130) from None
-    except (ValueError, ArithmeticError, OSError, ConvergenceError) as error:
+    except (ValueError, ArithmeticError, OSError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
     except (MemoryError, RuntimeError) as error:
+        from lrrn.network.solution import ConvergenceError  # slow to import, and rarely needed
+
+        if isinstance(error, ConvergenceError):
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(1) from error
         if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch reports a lack of memory this way
             raise
         typer.echo(f"Error: not enough memory ({error}); take a smaller --hidden-sizes or --batch-size, or less data", err=True)
@@ -45,8 +59,8 @@ def errors_explained(checkpoint: Path | None = None) -> Iterator[None]:
 
 def writable(path: Any, make_folder: bool = False) -> Any:
     """Return a path, refused before any work is done if it cannot be written; make its folder if asked to."""
-    if path is None:
-        return None
+    if path is None or path == STDOUT:
+        return path
     from lrrn.runtime.storage import check_writable
 
     try:
@@ -62,7 +76,9 @@ def check_distinct(reads: tuple[str | Path | None, ...], *writes: Path | None) -
     """Refuse to overwrite a file that the same command reads, or to write two results to one file."""
     known = {Path(path).resolve(): path for path in reads if path is not None and Path(path).is_file()}
     for path in writes:
-        if path is None or (path.exists() and not path.is_file()):  # devices such as /dev/null may be named twice
+        if (
+            path is None or path == STDOUT or (path.exists() and not path.is_file())
+        ):  # devices such as /dev/null may be named twice
             continue
         other = known.setdefault(path.resolve(), path)
         if other is not path:
@@ -70,7 +86,10 @@ def check_distinct(reads: tuple[str | Path | None, ...], *writes: Path | None) -
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file as a whole or not at all, or to standard output."""
+    if path == STDOUT:
+        typer.echo(text, nl=False)
+        return
     from lrrn.runtime.storage import write_bytes
 
     with errors_explained():
@@ -121,13 +140,17 @@ def publish(
         console.print(f"charts and filters: {page}")
 
 
-def publish_audit(title: str, audit: Audit, json_file: Path | None, page: Path | None, samples: Path | None = None) -> None:
+def publish_audit(
+    title: str, result: Audit | Intervals, json_file: Path | None, page: Path | None, samples: Path | None = None
+) -> None:
     """Print an audit, and write it to the files asked for."""
-    from lrrn.reports.audit import as_page, as_table, summary
+    from lrrn.reports import audit, intervals
 
-    show_table(title, *as_table(audit), first="right", others="right")
-    console.print(summary(audit))
-    write_json(json_file, {"title": title, **audit.as_json(samples is None)})
+    report: Any = audit if isinstance(result, audit.Audit) else intervals
+    columns, rows = report.as_table(result)
+    show_table(title, columns, rows, first="right", others="right")
+    console.print(report.summary(result))
+    write_json(json_file, {"title": title, **result.as_json(samples is None)})
     if page is not None:
-        write_text(page, as_page(title, audit))
+        write_text(page, report.as_page(title, result))
         console.print(f"chart: {page}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar, final
 
 import typer
 
-from lrrn.cli.inputs import numbers
+from lrrn.cli.inputs import numbers, one_of
+from lrrn.cli.options import Kind
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -38,6 +40,10 @@ class Parameter:
         Further names of the option.
     least : int, optional
         The smallest number allowed.
+    choices : tuple of str
+        The texts allowed; any if empty.
+    kinds : tuple of Kind
+        The models that have the parameter.
     """
 
     name: str
@@ -46,6 +52,8 @@ class Parameter:
     parse: Callable[[str, str], Any] | None = None
     aliases: tuple[str, ...] = ()
     least: int | None = None
+    choices: tuple[str, ...] = ()
+    kinds: tuple[Kind, ...] = tuple(Kind)
 
     @property
     def option(self) -> str:
@@ -55,7 +63,8 @@ class Parameter:
     def as_argument(self, panel: str) -> inspect.Parameter:
         """Return the argument that a command needs for Typer to make the option; None means not given."""
         name = f"{self.option}/--no-{self.option[2:]}" if self.type is bool else self.option
-        option = typer.Option(name, *self.aliases, help=self.help, min=self.least, rich_help_panel=panel)
+        told = f"{self.help} One of {', '.join(self.choices)}." if self.choices else self.help
+        option = typer.Option(name, *self.aliases, help=told, min=self.least, rich_help_panel=panel)
         annotation = Annotated[self.type | None, option]  # type: ignore[name-defined]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -77,6 +86,8 @@ def _one_or_two(text: str, option: str) -> float | tuple[float, ...]:
 
 
 def _name_or_interval(text: str, option: str) -> str | tuple[float, ...]:
+    if "," not in text and text not in ("free", "nonneg", "box"):
+        raise typer.BadParameter(f"{option} should be free, nonneg, box or LOW,HIGH; got {text!r}")
     return numbers(text, float, option) if "," in text else text
 
 
@@ -115,14 +126,15 @@ def _label(text: str) -> Any:
     return text
 
 
+of_classifier = partial(Parameter, kinds=(Kind.classifier,))
 PARAMETERS = {
     "Model": (
         Parameter("hidden_sizes", str, "Widths of the hidden layers: 64,64.", _widths, aliases=("--hidden",)),
         Parameter("beta", str, "Weight of the reconstruction terms; or one per layer, separated by commas.", _one_or_more),
         Parameter("gamma", float, "Discount of later layers."),
         Parameter("constraint", str, "Set of the hidden activations: free, nonneg, box, or LOW,HIGH.", _name_or_interval),
-        Parameter("init", str, "Initial weights: glorot, orthogonal or uniform."),
-        Parameter("dtype", str, "Type of the weights: float32 or float64."),
+        Parameter("init", str, "Initial weights.", choices=("glorot", "orthogonal", "uniform")),
+        Parameter("dtype", str, "Type of the weights.", choices=("float32", "float64")),
         Parameter("max_weight_norm", float, "Cap on the spectral norm of hidden weights."),
         Parameter(
             "standardize",
@@ -131,33 +143,44 @@ PARAMETERS = {
             "Default: features for tables; for images common, or none if all values are in [0, 1].",
             _scaling,
         ),
-        Parameter("contamination", float, "Energy model: share of the training data to call outliers."),
+        Parameter("contamination", float, "Energy model: share of the training data to call outliers.", kinds=(Kind.energy,)),
     ),
     "Objective": (
         Parameter(
             "objective",
             str,
-            "Classifier: contrastive, margin, cross_entropy, squared_error, class_energy, semi_supervised. "
-            "Regressor: squared_error, contrastive.",
+            "Classifier: any of these. Regressor: squared_error or contrastive.",
+            choices=("contrastive", "margin", "cross_entropy", "squared_error", "class_energy", "semi_supervised"),
+            kinds=(Kind.classifier, Kind.regressor),
         ),
-        Parameter("margin", str, "Objective margin: lead of the correct score; or START,END.", _one_or_two),
-        Parameter("temperature", str, "Objective margin: softness of the loss; or START,END.", _one_or_two),
-        Parameter("adversarial_eps", str, "Objective margin: size of adversarial perturbations; or START,END.", _one_or_two),
-        Parameter("free_energy_weight", float, "Objective semi_supervised: weight of the free energy."),
-        Parameter("self_training", float, "Objective semi_supervised: weight of confident predictions as labels."),
-        Parameter("confidence", float, "Objective semi_supervised: lead that makes a prediction confident."),
-        Parameter("class_weight", str, "Classifier: balanced, or LABEL=WEIGHT for all classes: 0=1,1=2.5.", _class_weights),
+        of_classifier("margin", str, "Objective margin: lead of the correct score; or START,END.", _one_or_two),
+        of_classifier("temperature", str, "Objective margin: softness of the loss; or START,END.", _one_or_two),
+        of_classifier(
+            "adversarial_eps",
+            str,
+            "Objective margin: size of adversarial perturbations; or START,END.",
+            _one_or_two,
+        ),
+        of_classifier("free_energy_weight", float, "Objective semi_supervised: weight of the free energy."),
+        of_classifier("self_training", float, "Objective semi_supervised: weight of confident predictions as labels."),
+        of_classifier("confidence", float, "Objective semi_supervised: lead that makes a prediction confident."),
+        of_classifier(
+            "class_weight",
+            str,
+            "Classifier: balanced, or LABEL=WEIGHT for all classes: 0=1,1=2.5.",
+            _class_weights,
+        ),
     ),
     "Training": (
         Parameter("epochs", int, "Passes over the data.", least=1),
         Parameter("batch_size", int, "Samples per step.", least=1),
         Parameter("learning_rate", float, "Step size."),
-        Parameter("optimizer", str, "sgd, adam or adamw."),
-        Parameter("schedule", str, "Schedule of the learning rate: cosine, one_cycle or none.", _name_or_none),
+        Parameter("optimizer", str, "Optimiser.", choices=("sgd", "adam", "adamw")),
+        Parameter("schedule", str, "Schedule of the learning rate.", _name_or_none, choices=("cosine", "one_cycle", "none")),
         Parameter("weight_decay", float, "The paper's lambda, on the output weights."),
         Parameter("decoupled_weight_decay", float, "AdamW's weight decay, on all weights."),
-        Parameter("pretrain_epochs", int, "Classifier: epochs without labels before those with.", least=0),
-        Parameter("pretrain_learning_rate", float, "Classifier: step size of those epochs."),
+        of_classifier("pretrain_epochs", int, "Classifier: epochs without labels before those with.", least=0),
+        of_classifier("pretrain_learning_rate", float, "Classifier: step size of those epochs."),
         Parameter("early_stopping", bool, "Hold out training data, stop when they no longer improve, and keep the best."),
         Parameter("validation_fraction", float, "Share of the training data that early stopping holds out."),
         Parameter("n_iter_no_change", int, "Epochs without improvement before early stopping.", least=1),
@@ -166,7 +189,7 @@ PARAMETERS = {
     "Solver": (
         Parameter("tol", float, "Tolerance of the solves during training."),
         Parameter("max_sweeps", int, "Largest number of sweeps of a solve.", least=1),
-        Parameter("on_failure", str, "If a prediction does not converge: warn or raise."),
+        Parameter("on_failure", str, "If a prediction does not converge.", choices=("warn", "raise")),
         Parameter("reuse_activations", bool, "Start solves from the activations of the previous epoch."),
     ),
 }
@@ -182,12 +205,17 @@ def with_parameters(command: Command) -> Command:
     return command
 
 
-def parsed(texts: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of the parameters that were given."""
+def parsed(texts: dict[str, Any], kind: Kind) -> dict[str, Any]:
+    """Return the values of the parameters that were given; refuse those that this kind of model does not have."""
     table = {parameter.name: parameter for group in PARAMETERS.values() for parameter in group}
     values = {}
     for name, text in texts.items():
-        if text is not None:
-            parse = table[name].parse
-            values[name] = text if parse is None else parse(text, table[name].option)
+        if text is None:
+            continue
+        parameter = table[name]
+        if kind not in parameter.kinds:
+            raise typer.BadParameter(f"{parameter.option} does not apply to --model {kind}")
+        if parameter.choices:
+            one_of(text, parameter.option, parameter.choices)
+        values[name] = text if parameter.parse is None else parameter.parse(text, parameter.option)
     return values

@@ -11,6 +11,7 @@ import typer
 from lrrn.cli.inputs import device_name
 from lrrn.cli.options import Device, Download, Jobs, JsonFile, Quick, ReportOnly, Root, Seed, Work
 from lrrn.cli.output import (
+    STDOUT,
     check_distinct,
     console,
     errors_explained,
@@ -40,12 +41,13 @@ def reproduce(
     json_file: JsonFile = None,
 ) -> None:
     """Reproduce the paper's tables and figures and compare. It may be interrupted: the same command continues."""
-    from lrrn.studies.common.report import summary
-    from lrrn.studies.paper import reproduce as run
-
     if item == "record":
         raise typer.BadParameter("the record is a command of its own: lrrn record DATASET")
     json_file = writable(json_file)
+
+    from lrrn.studies.common.report import summary
+    from lrrn.studies.paper import reproduce as run
+
     with errors_explained():
         options: dict[str, Any] = {"root": root, "seed": seed, "device": device_name(device), "download": download}
         done = run(item, work, output, quick=quick, jobs=jobs, report_only=report_only, **options)
@@ -89,10 +91,11 @@ def record(
     json_file: JsonFile = None,
 ) -> None:
     """Train, certify and attack wide networks and baselines on one data set. If interrupted, the same command continues."""
+    json_file = writable(json_file)
+
     from lrrn.studies.record.record import record as run
     from lrrn.studies.record.stages import STAGES
 
-    json_file = writable(json_file)
     output = output or Path("out/record") / (dataset + "-validation" * validation)
     options: dict[str, Any] = {"quick": quick, "jobs": jobs, "root": root, "download": download, "report_only": report_only}
     options |= {"rows": None if rows is None else rows.split(","), "stages": STAGES if stages is None else stages.split(",")}
@@ -132,19 +135,21 @@ def bench(
 
     With --json it may be interrupted: the same command continues on the same day.
     """
+    if device not in ("auto", "cpu"):
+        raise typer.BadParameter(f"the benchmark runs on the CPU so far; got --device {device}")
+    json_file, page = writable(json_file), writable(page)
+    check_distinct((model,), json_file, page)
+    to_stdout, json_file = json_file == STDOUT, None if json_file == STDOUT else json_file
+    if report_only and (json_file is None or page is None):
+        raise typer.BadParameter("--report-only reads --json and writes --page; give both")
+
     from lrrn.studies.bench.clock import Settings
     from lrrn.studies.bench.suites import SUITES, document, journal, present, read_json, run
     from lrrn.studies.bench.suites import write_json as write_suites
     from lrrn.studies.bench.tables import print_parts
 
-    if device not in ("auto", "cpu"):
-        raise typer.BadParameter(f"the benchmark runs on the CPU so far; got --device {device}")
     if suite not in ("all", *SUITES):
         raise typer.BadParameter(f"unknown suite {suite!r}; use {', '.join(SUITES)} or all")
-    json_file, page = writable(json_file), writable(page)
-    check_distinct((model,), json_file, page)
-    if report_only and (json_file is None or page is None):
-        raise typer.BadParameter("--report-only reads --json and writes --page; give both")
     settings = Settings(quick, seed, repeats, samples, rows, model, root)
     results: dict[str, Any] = {}
     if report_only and json_file is not None:
@@ -160,6 +165,8 @@ def bench(
             with errors_explained():
                 results = write_suites(json_file, results, update)
                 kept.end()
+    if to_stdout:
+        write_json(STDOUT, results)
     if page is not None:
         write_text(page, document(results, markdown=page.suffix == ".md"))
         console.print(f"tables and charts: {page}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from lrrn.cli.inputs import device_name, height_and_width, open_data
+from lrrn.cli.inputs import DataSource, check_model, device_name, height_and_width
 from lrrn.cli.options import Device, ImageShape, JsonFile, PageFile, Root, Seed, Target
 from lrrn.cli.output import check_distinct, console, errors_explained, publish, writable, write_json
 
@@ -20,12 +20,14 @@ def demo(
     page: PageFile = Path("out/demo.html"),
 ) -> None:
     """Train two classifiers and an energy model on handwritten digits: less than a minute, without a network connection."""
-    from lrrn.cli.demo import IMAGE_SHAPE, run
-
     json_file, page = writable(json_file), writable(page, make_folder=True)
     check_distinct((), json_file, page)
+    where = device_name(device)
+
+    from lrrn.cli.demo import IMAGE_SHAPE, run
+
     with errors_explained():
-        results = run(seed=seed, device=device_name(device), verbose=True)
+        results = run(seed=seed, device=where, verbose=True)
     publish("Digits, a quarter held out", results, json_file, page, IMAGE_SHAPE)
 
 
@@ -54,14 +56,16 @@ def explore(
 
     with errors_explained():
         check_installed()
+        json_file, shape = writable(json_file), None if image is None else height_and_width(image)
+        source = None if samples is None else DataSource(samples, "test", root, target)
+        if model is not None:
+            check_model(model)
+        where = device_name(device)
+
         from lrrn.explore.launch import run
         from lrrn.explore.opening import MOST_SAMPLES
 
-        json_file, shape = writable(json_file), None if image is None else height_and_width(image)
-        data = None
-        if samples is not None:
-            data = (samples, *open_data(samples, "test", root, target).first(MOST_SAMPLES).everything())
-        where = device_name(device)
+        data = None if source is None else (source.data, *source.open().first(MOST_SAMPLES).everything())
         run(model, data, shape, where, seed, host, port, show, console.print, lambda found: write_json(json_file, found))
 
 
@@ -72,11 +76,13 @@ def info(
     json_file: JsonFile = None,
 ) -> None:
     """Show versions, devices, solvers, data found and the thread policy."""
+    json_file = writable(json_file)
+    where = device if device == "auto" else device_name(device)
+
     from lrrn.cli.info import as_rows, gather
 
-    json_file = writable(json_file)
     with errors_explained():
-        report = gather(root, device if device == "auto" else device_name(device))
+        report = gather(root, where)
     table = Table("section", "name", Column(overflow="fold"), box=None, show_header=False, padding=(0, 2, 0, 0))
     for row in as_rows(report):
         table.add_row(*row)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lrrn.cli.inputs import device_name, image_shape, perturbation_sizes, train_and_test
-from lrrn.cli.options import Device, Eps, ImageShape, JsonFile, Kind, PageFile, Root, Source, Target
+from lrrn.cli.inputs import DataSource, device_name, height_and_width, image_shape, perturbation_sizes, train_and_test
+from lrrn.cli.options import Delimiter, Device, Drop, Eps, ImageShape, JsonFile, Kind, PageFile, Root, Source, Target
 from lrrn.cli.output import check_distinct, console, errors_explained, publish, writable
 from lrrn.cli.parameters import parsed, with_parameters
 
@@ -21,6 +21,8 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model if it exists already.")] = False,
     test_share: Annotated[float, typer.Option(help="Share of a file to hold out for the table.", min=0.01, max=0.9)] = 0.25,
     target: Target = None,
+    drop: Drop = None,
+    delimiter: Delimiter = None,
     root: Root = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Save the state of the run to this file, also on Ctrl-C.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint if it exists.")] = False,
@@ -37,25 +39,29 @@ def train(
 
     Every parameter of the estimators is an option; those not given keep the estimator's defaults.
     """
-    import time
-
-    from lrrn.datasets import NAMES
-    from lrrn.persistence.serialization import save
-    from lrrn.reports.evaluation import KEPT_SAMPLES, evaluate, reference_of
-    from lrrn.runtime.ranks import joined
-
+    sizes, values, _ = perturbation_sizes(eps), parsed(parameters, kind), image and height_and_width(image)
+    if resume and checkpoint is None:
+        raise typer.BadParameter("--resume needs --checkpoint to name the file to continue from")
     json_file, page, output = writable(json_file), writable(page), writable(output)
     check_distinct((data, target), output, checkpoint, log, json_file, page)
     if output.exists() and not (overwrite or resume):
         raise typer.BadParameter(f"{output} exists already; give another --output, or --overwrite to replace it")
-    if resume and checkpoint is None:
-        raise typer.BadParameter("--resume needs --checkpoint to name the file to continue from")
-    sizes, where = perturbation_sizes(eps), device_name(device)
-    model = _estimator(kind, parsed(parameters))
+    source = DataSource(data, "train", root, target, drop, delimiter)
+    where = device_name(device)
+
+    import time
+
+    import numpy as np
+
+    from lrrn.persistence.serialization import save
+    from lrrn.reports.evaluation import KEPT_SAMPLES, evaluate, reference_of
+    from lrrn.runtime.ranks import joined
+
+    model = _estimator(kind, values)
     model.set_params(checkpoint=writable(checkpoint), resume=resume, log=writable(log))
     model.set_params(random_state=seed, device=where, verbose=1)
     with errors_explained(checkpoint), joined(where) as ranks:
-        (X, y), (X_test, y_test) = train_and_test(data, root, target, test_share, seed, kind)
+        (X, y), (X_test, y_test), names = train_and_test(source, test_share, seed, kind)
         shape = image_shape(data, image, X.shape[1])
         if parameters["standardize"] is None:
             inside = X.min() >= 0 and X.max() <= 1
@@ -63,12 +69,14 @@ def train(
         start = time.perf_counter()
         model.fit(X, y)  # an energy model ignores y
         seconds = time.perf_counter() - start
+        if names is not None:
+            model.feature_names_in_ = np.array(names, dtype=object)  # as scikit-learn does for data frames
         ranks.on_main(lambda: save(model, output))
         name = str(getattr(model, "objective", "energy model"))
         result = evaluate(name, model, X_test, y_test, sizes, shape, X, seconds, seed)
     if ranks.is_main:
         if kind is not Kind.regressor:  # for the explorer, with samples only of public data
-            keep = KEPT_SAMPLES if data in NAMES else 0
+            keep = KEPT_SAMPLES if source.is_named else 0
             parts = (X_test, y_test, shape, f"{data}, held out", keep, result.score, result.radii, result.energies)
             save(model, output, reference_of(model, *parts))
         publish(f"{data}, samples held out", [result], json_file, page, shape)
@@ -76,12 +84,8 @@ def train(
 
 
 def _estimator(kind: Kind, values: dict[str, Any]) -> Any:
-    """Return an estimator with these parameters; refuse those that it does not have."""
+    """Return an estimator with these parameters."""
     from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 
     classes: dict[Kind, Any] = {Kind.classifier: LRRNClassifier, Kind.regressor: LRRNRegressor, Kind.energy: LRRNEnergyModel}
-    known = classes[kind]().get_params()
-    unknown = [name for name in values if name not in known]
-    if unknown:
-        raise typer.BadParameter(f"--{unknown[0].replace('_', '-')} does not apply to --model {kind}")
     return classes[kind](**values)

@@ -1,4 +1,4 @@
-"""Audit a classifier: certified radii and adversarial attacks, on the same samples and in the same units."""
+"""Audit a classifier or an energy model: certified radii and attacks, on the same samples and in the same units."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import nn
 
 from lrrn.attacks.perturbations import minimal_perturbation, pgd
 from lrrn.datasets.rows import ArrayRows, Rows
-from lrrn.estimators import LRRNClassifier
-from lrrn.reports.evaluation import check_labels, sizes_for
+from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
+from lrrn.reports.evaluation import check_labels, finite, sizes_for
 from lrrn.reports.page import Page
 from lrrn.reports.scoring import Parts, over_rows
 from lrrn.runtime.storage import fingerprint
@@ -30,7 +30,7 @@ LOCAL_ROWS = 16
 @final
 @dataclass(frozen=True)
 class Audit:
-    """Certified and attacked robustness of a classifier on a set of samples; all sizes in the norm ``norm``.
+    """Certified and attacked robustness of labels on a set of samples; all sizes in the norm ``norm``.
 
     Attributes
     ----------
@@ -40,8 +40,8 @@ class Audit:
         Perturbation sizes to report.
     method, guarantee : str
         Method and guarantee of the certificate; see :func:`lrrn.certify`.
-    right : bool array of shape (n_samples,)
-        Whether the prediction is correct.
+    right : bool array of shape (n_samples,) or None
+        Whether the prediction is correct. None if there are no labels: then all samples count, whatever their label.
     radii : array of shape (n_samples,)
         Certified radii: no smaller perturbation changes the predicted label.
     distances : array of shape (n_samples,) or None
@@ -59,7 +59,7 @@ class Audit:
     eps: tuple[float, ...]
     method: str
     guarantee: str
-    right: Array = field(repr=False)
+    right: Array | None = field(repr=False)
     radii: Array = field(repr=False)
     distances: Array | None = field(default=None, repr=False)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -67,18 +67,26 @@ class Audit:
     norm: str = "euclidean"
 
     @property
+    def counted(self) -> Array:
+        """Whether a sample may count as certified: its prediction is correct, or there are no labels."""
+        return np.ones(len(self.radii), dtype=bool) if self.right is None else self.right
+
+    @property
     def clean(self) -> float:
-        """Accuracy without any perturbation."""
-        return float(self.right.mean())
+        """Accuracy without any perturbation; 1 if there are no labels."""
+        return float(self.counted.mean())
 
     @property
     def median_radius(self) -> float:
         """Median certified radius; misclassified samples count as 0."""
-        return float(np.median(np.where(self.right, self.radii, 0.0)))
+        return float(np.median(np.where(self.counted, self.radii, 0.0)))
 
     def certified(self, eps: float) -> float:
-        """Return the certified accuracy: share of samples proven correct under every perturbation of norm ``eps``."""
-        return float((self.right if eps == 0 else self.right & (self.radii > eps)).mean())
+        """Return the certified accuracy: share of samples proven correct under every perturbation of norm ``eps``.
+
+        Without labels it is the share of samples whose prediction is proven not to change.
+        """
+        return float((self.counted if eps == 0 else self.counted & (self.radii > eps)).mean())
 
     def attacked(self, eps: float) -> float:
         """Return the accuracy under attacks of norm at most ``eps``, an upper bound on the true robust accuracy."""
@@ -91,53 +99,50 @@ class Audit:
         """Indices of the samples whose label an attack changed within the certified radius: none, unless there is a bug."""
         if self.distances is None:
             return np.zeros(0, dtype=np.int64)
-        return np.flatnonzero(self.right & (self.distances < self.radii))
+        return np.flatnonzero(self.counted & (self.distances < self.radii))
 
     def as_json(self, samples: bool = True) -> dict[str, Any]:
         """Return figures and, if ``samples``, arrays, for ``json.dump``; a distance of null means that no attack succeeded."""
-        content: dict[str, Any] = {
-            "name": self.name,
-            "n_samples": len(self.right),
-            "method": self.method,
-            "guarantee": self.guarantee,
-            "norm": self.norm,
-            "accuracy": self.clean,
-            "median_radius": self.median_radius,
-            "certified": {f"{size:g}": self.certified(size) for size in self.eps},
-        }
+        content: dict[str, Any] = {"name": self.name, "n_samples": len(self.radii), "method": self.method}
+        content |= {"guarantee": self.guarantee, "norm": self.norm, "median_radius": self.median_radius}
+        shares = {f"{size:g}": self.certified(size) for size in self.eps}
+        content |= {"certified_share": shares} if self.right is None else {"accuracy": self.clean, "certified": shares}
         if self.distances is not None:
-            content["median_distance"] = _finite(float(np.median(self.distances)))
+            content["median_distance"] = finite(np.median(self.distances))
             content["attacked"] = {f"{size:g}": self.attacked(size) for size in self.eps}
             content["gap"] = {f"{size:g}": self.attacked(size) - self.certified(size) for size in self.eps}
             content["refuted"] = self.refuted.tolist()
             content["attacks"] = self.settings
         content["seconds"] = self.seconds
         if samples:
-            content["samples"] = {"right": self.right.tolist(), "radius": self.radii.tolist()}
+            content["samples"] = {"radius": self.radii.tolist()}
+            if self.right is not None:
+                content["samples"]["right"] = self.right.tolist()
             if self.distances is not None:
-                content["samples"]["distance"] = [_finite(distance) for distance in self.distances.tolist()]
+                content["samples"]["distance"] = finite(self.distances)
         return content
 
 
 def certify(
     name: str,
-    model: LRRNClassifier,
+    model: LRRNClassifier | LRRNEnergyModel,
     X: Array | Rows,
     y: Array | None = None,
     eps: Sequence[float] | None = None,
     method: str = "auto",
     samples: Path | None = None,
 ) -> Audit:
-    """Certify a fitted classifier; inside :func:`lrrn.runtime.ranks.joined` all ranks share the work and get the same result.
+    """Certify the predictions of a fitted model; inside :func:`lrrn.runtime.ranks.joined` all ranks share the work.
 
     Parameters
     ----------
     name : str
         Name of the model in the result.
-    model : LRRNClassifier
+    model : LRRNClassifier or LRRNEnergyModel
+        The labels of a classifier, or the decisions of an energy model, which no target is compared with.
     X : array of shape (n_samples, n_features), or Rows
         Rows contain their own labels and need not fit into memory.
-    y : array of shape (n_samples,)
+    y : array of shape (n_samples,), optional
     eps : sequence of float, optional
         Perturbation sizes, in the model's default norm. By default 0.1, 0.25 and 0.5, times the common scale that
         ``standardize`` found.
@@ -152,14 +157,20 @@ def certify(
     """
     start = time.perf_counter()
     rows = X if isinstance(X, Rows) else ArrayRows(np.asanyarray(X), None if y is None else np.asarray(y))
-    if not rows.has_targets:
-        raise ValueError(f"{rows.name} has no labels to compare predictions with")
+    if isinstance(model, LRRNEnergyModel):
+        if method not in ("auto", "energy"):
+            raise ValueError(f"an energy model has one method, 'energy'; got {method!r}")
+        method = "energy"
 
     def work(X: Array, y: Array | None, _: int) -> dict[str, Array]:
-        assert y is not None
-        check_labels(model, y)
+        if isinstance(model, LRRNEnergyModel):
+            found = model.certificate(X)
+            return {"prediction": found.prediction, "radius": found.radius}
+        if y is not None:
+            check_labels(model, y)
         found = model.certificate(X, method)
-        return {"prediction": found.prediction, "right": found.prediction == y, "radius": found.radius}
+        columns = {"prediction": found.prediction, "radius": found.radius}
+        return columns if y is None else {**columns, "right": found.prediction == y}
 
     run = {"model": fingerprint(*model.network_.parameters()), "method": method, "as": "certify"}
     parts = None if samples is None else Parts(samples, run)
@@ -168,14 +179,14 @@ def certify(
     columns = over_rows(rows, size, work, parts)
     seconds = time.perf_counter() - start
     sizes, norm = sizes_for(model, eps), model._norm(None)
-    return Audit(name, sizes, method, "deployed", columns["right"], columns["radius"], seconds=seconds, norm=norm)
+    return Audit(name, sizes, method, "deployed", columns.get("right"), columns["radius"], seconds=seconds, norm=norm)
 
 
 def attack(
     name: str,
     model: LRRNClassifier,
     X: Array,
-    y: Array,
+    y: Array | None,
     eps: Sequence[float] | None = None,
     method: str = "auto",
     *,
@@ -206,10 +217,12 @@ def attack(
             "this classifier has objective 'class_energy': it predicts by energies, and the attacks here are on the network's "
             "largest output. Its radii stand (lrrn certify); to attack, train another objective, such as 'contrastive'"
         )
+    if y is None:
+        raise ValueError(f"{name} cannot be attacked on data that has no labels to compare predictions with")
     audit = certify(name, model, X, y, eps, method)
     start = time.perf_counter()
     offset, scale = model.offset_in_, model.scale_in_
-    rows = np.flatnonzero(audit.right)
+    rows = np.flatnonzero(audit.counted)
     distances = np.zeros(len(X))
     if len(rows):
         given = np.asarray(X[rows], dtype=np.float64)
@@ -268,16 +281,12 @@ def _measured(model: LRRNClassifier, X: Array, y: Array, x: Array) -> Array:
     return np.where(model.predict(perturbed) != y, np.linalg.norm(moved, axis=1), np.inf)
 
 
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
-
-
 def as_table(audit: Audit) -> tuple[list[str], list[list[str]]]:
     """Return the headings and rows of a table, with one row per perturbation size."""
-    headings, rows = [_heading(audit), "certified accuracy"], []
+    headings, rows = [_heading(audit), "certified share" if audit.right is None else "certified accuracy"], []
     if audit.distances is not None:
         headings += ["accuracy under attack", "gap"]
-    for size in (0.0, *(size for size in audit.eps if size > 0)):
+    for size in (*([] if audit.right is None else [0.0]), *(size for size in audit.eps if size > 0)):
         rows.append([f"{size:g}", f"{audit.certified(size):.1%}"])
         if audit.distances is not None:
             rows[-1] += [f"{audit.attacked(size):.1%}", f"{audit.attacked(size) - audit.certified(size):.1%}"]
@@ -290,8 +299,8 @@ def _heading(audit: Audit) -> str:
 
 def summary(audit: Audit) -> str:
     """Return the figures that do not depend on the perturbation size, in one or two sentences."""
-    counts = f"{len(audit.right)} samples, accuracy {audit.clean:.1%}"
-    text = f"{counts}; median certified radius {audit.median_radius:.3g} (method {audit.method}, {audit.norm} norm)"
+    text = f"{len(audit.radii)} samples{'' if audit.right is None else f', accuracy {audit.clean:.1%}'}; "
+    text += f"median certified radius {audit.median_radius:.3g} (method {audit.method}, {audit.norm} norm)"
     if audit.distances is not None:
         text += f"; median distance of the nearest attack found {float(np.median(audit.distances)):.3g}"
     return text + f"; {audit.seconds:.1f} s."
@@ -302,13 +311,13 @@ def as_page(title: str, audit: Audit) -> str:
     page = Page(title)
     page.text(summary(audit))
     page.table(*as_table(audit))
-    reached = [*audit.radii[audit.right], *audit.eps]
+    reached = [*audit.radii[audit.counted], *audit.eps]
     if audit.distances is not None:
         reached += [distance for distance in audit.distances if np.isfinite(distance)]
     grid = np.linspace(0.0, max([float(size) for size in reached if np.isfinite(size)], default=1.0) or 1.0, 200)
     certified = np.array([audit.certified(size) for size in grid])
-    series: dict[str, tuple[Array, Array]] = {"clean": (grid, np.full(len(grid), audit.clean))}
-    page.heading("Accuracy against the size of the perturbation")
+    series: dict[str, tuple[Array, Array]] = {} if audit.right is None else {"clean": (grid, np.full(len(grid), audit.clean))}
+    page.heading(f"{'Share' if audit.right is None else 'Accuracy'} against the size of the perturbation")
     if audit.distances is not None:
         under_attack = np.array([audit.attacked(size) for size in grid])
         series["under attack"] = (grid, under_attack)
@@ -320,9 +329,10 @@ def as_page(title: str, audit: Audit) -> str:
         )
     else:
         series["certified"] = (grid, certified)
+        what = "keeps its label" if audit.right is None else "is classified correctly"
         page.text(
-            f"The certified share is classified correctly under every perturbation of the given {audit.norm} norm. It is "
-            "proven, with the solver's error and rounding inside it."
+            f"The certified share {what} under every perturbation of the given {audit.norm} norm. It is proven, with the "
+            "solver's error and rounding inside it."
         )
-    page.lines("Accuracies", _heading(audit), "share", series)
+    page.lines("Shares of samples", _heading(audit), "share", series)
     return page.html()

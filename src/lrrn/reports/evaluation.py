@@ -65,7 +65,9 @@ class Evaluation:
     median_radius : float or None
         Median certified radius over all samples of a classifier; misclassified samples count as 0.
     certified : dict of float to float
-        By perturbation size: certified accuracy of a classifier, mean certified half-width of a regressor's intervals.
+        Certified accuracy of a classifier, by perturbation size.
+    half_width : dict of float to float
+        Mean half-width of a regressor's certified intervals, by perturbation size.
     auroc : dict of str to float
         Out-of-distribution AUROC of the energy by kind of input: 1 is perfect separation, 0.5 is chance.
     seconds : float or None
@@ -81,6 +83,7 @@ class Evaluation:
     lipschitz: float
     median_radius: float | None
     certified: dict[float, float]
+    half_width: dict[float, float]
     auroc: dict[str, float]
     seconds: float | None
     model: Model = field(repr=False)
@@ -90,9 +93,10 @@ class Evaluation:
 
     def as_json(self) -> dict[str, Any]:
         """Return the results in a form that ``json.dump`` accepts."""
-        left_out = ("model", "radii", "energies", "certified")
-        plain = {name: value for name, value in vars(self).items() if name not in left_out}
-        return {**plain, "certified": {f"{eps:g}": value for eps, value in self.certified.items()}}
+        content = {name: value for name, value in vars(self).items() if name not in ("model", "radii", "energies")}
+        for name in ("certified", "half_width"):
+            content[name] = {f"{eps:g}": finite(value) for eps, value in content[name].items()}
+        return content
 
 
 def evaluate(
@@ -146,7 +150,7 @@ def evaluate(
     parts = None if samples is None else Parts(samples, run)
     work = partial(_score_chunk, model, sizes, rows.has_targets or samples is not None)
     columns = over_rows(rows, model.chunk_rows_, work, parts)
-    score, radii, certified = _scored(model, sizes, rows.has_targets, columns)
+    score, radii, certified, half_width = _scored(model, sizes, rows.has_targets, columns)
     energies = {"samples": columns["energy"], **_strange_energies(model, rows, image_shape, familiar, seed)}
     return Evaluation(
         name=name,
@@ -155,6 +159,7 @@ def evaluate(
         lipschitz=float(model.lipschitz_),
         median_radius=None if radii is None else float(np.median(radii)),
         certified=certified,
+        half_width=half_width,
         auroc={kind: auroc(energies["samples"], values) for kind, values in energies.items() if kind != "samples"},
         seconds=seconds,
         model=model,
@@ -166,9 +171,9 @@ def evaluate(
 
 def _scored(
     model: Model, sizes: Sequence[float], has_targets: bool, columns: Mapping[str, Array]
-) -> tuple[float | None, Array | None, dict[float, float]]:
-    """Return the score, the radii of a classifier and the certified figures by perturbation size; see :class:`Evaluation`."""
-    score, radii, certified = None, None, dict[float, float]()
+) -> tuple[float | None, Array | None, dict[float, float], dict[float, float]]:
+    """Return the score, the radii, certified accuracies and half-widths by perturbation size; see :class:`Evaluation`."""
+    score, radii, certified, half_width = None, None, dict[float, float](), dict[float, float]()
     if isinstance(model, LRRNClassifier) and has_targets:
         right = columns["prediction"] == columns["target"]
         score, radii = float(np.mean(right)), np.where(right, columns["radius"], 0.0)
@@ -176,8 +181,8 @@ def _scored(
     if isinstance(model, LRRNRegressor):
         score = float(r2_score(columns["target"], columns["prediction"])) if has_targets else None
         for size in sizes:
-            certified[size] = float(np.mean(columns[f"upper {size}"] - columns[f"lower {size}"]) / 2)
-    return score, radii, certified
+            half_width[size] = float(np.mean(columns[f"upper {size}"] - columns[f"lower {size}"]) / 2)
+    return score, radii, certified, half_width
 
 
 def _score_chunk(model: Model, sizes: Sequence[float], predict: bool, X: Array, y: Array | None, _: int) -> dict[str, Array]:
@@ -252,9 +257,8 @@ def energies_of(
 def check_labels(model: LRRNClassifier, y: Array) -> None:
     """Raise if the labels are text and the model's classes are numbers, or the other way round: none would ever match."""
     if (y.dtype.kind in "USO") != (model.classes_.dtype.kind in "USO"):
-        raise ValueError(
-            f"the data has labels such as {y[0]!r} and the model's are such as {model.classes_[0]!r}; choose another target"
-        )
+        here, there = (labels[:1].tolist()[0] for labels in (y, model.classes_))
+        raise ValueError(f"the data has labels such as {here!r} and the model's are such as {there!r}; choose another target")
 
 
 def _strange_energies(
@@ -288,6 +292,14 @@ def _moments(rows: Rows, size: int) -> tuple[Array, Array]:
     return np.asarray(mean), np.sqrt(np.clip(values, 0.0, None))[:, None] * directions.T
 
 
+def finite(values: Any) -> Any:
+    """Return a number, or an array as a list, with None for what JSON cannot hold: infinities and NaN."""
+    numbers = np.asarray(values, dtype=np.float64)
+    kept = numbers.astype(object)
+    kept[~np.isfinite(numbers)] = None
+    return kept.tolist()
+
+
 def auroc(familiar: Array, strange: Array) -> float:
     """Return the AUROC of energies as a score for out-of-distribution inputs: 1 is perfect separation, 0.5 is chance."""
     from sklearn.metrics import roc_auc_score
@@ -298,11 +310,12 @@ def auroc(familiar: Array, strange: Array) -> float:
 
 def as_table(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
     """Return the headings and rows of one table: one column per model, one row per metric, "-" where it does not apply."""
-    sizes = sorted({size for evaluation in evaluations for size in evaluation.certified})
+    sizes = sorted({size for evaluation in evaluations for size in (*evaluation.certified, *evaluation.half_width)})
     kinds = list(dict.fromkeys(kind for evaluation in evaluations for kind in evaluation.auroc))
     regression = all(isinstance(evaluation.model, LRRNRegressor) for evaluation in evaluations)
     share = "{:.3g}" if regression else "{:.1%}"
     what = "certified half-width of intervals" if regression else "certified accuracy"
+    by_size = [e.half_width if regression else e.certified for e in evaluations]
     rows = [
         ["R^2" if regression else "accuracy", *(_cell(e.score, share) for e in evaluations)],
         ["Lipschitz constant, at most", *(_cell(e.lipschitz, "{:.3g}") for e in evaluations)],
@@ -312,7 +325,7 @@ def as_table(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[st
     if any(e.norm != "euclidean" for e in evaluations):
         rows.append(["norm of perturbations", *(e.norm for e in evaluations)])
     for size in sizes:
-        rows.append([f"{what} at {size:g}", *(_cell(e.certified.get(size), share) for e in evaluations)])
+        rows.append([f"{what} at {size:g}", *(_cell(found.get(size), share) for found in by_size)])
     for kind in kinds:
         rows.append([f"AUROC of energy, {kind}", *(_cell(e.auroc.get(kind), "{:.3f}") for e in evaluations)])
     if any(e.seconds is not None for e in evaluations):

@@ -192,7 +192,9 @@ def _stamp(rows: Rows) -> list[Any]:
 
 def _npz(columns: Columns) -> bytes:
     content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **columns)
+    # labels from a data frame are Python objects, which would need pickle
+    plain = {name: values.astype(str) if values.dtype == object else values for name, values in columns.items()}
+    np.savez(content, allow_pickle=False, **plain)
     return content.getvalue()
 
 
@@ -200,12 +202,18 @@ def _parquet(path: Path, columns: Columns) -> bytes:
     pyarrow = _pyarrow(path)
     from pyarrow import parquet
 
+    content = io.BytesIO()
+    flat = {name: np.ascontiguousarray(values) for name, values in flattened(columns).items()}
+    parquet.write_table(pyarrow.table(flat), content)
+    return content.getvalue()
+
+
+def flattened(columns: Columns) -> Columns:
+    """Return the columns with one for each target in place of those with several, numbered from 0."""
     flat: Columns = {}
     for name, column in columns.items():
         flat.update({name: column} if column.ndim == 1 else {f"{name} {j}": values for j, values in enumerate(column.T)})
-    content = io.BytesIO()
-    parquet.write_table(pyarrow.table({name: np.ascontiguousarray(values) for name, values in flat.items()}), content)
-    return content.getvalue()
+    return flat
 
 
 def _pyarrow(path: Path) -> Any:

@@ -71,7 +71,7 @@ class Rows(ABC):
         except (MemoryError, ValueError) as error:
             raise DataError(
                 f"{self.name}: {n} x {self.n_features} features do not fit into memory; training needs them there, "
-                "lrrn evaluate and lrrn certify do not"
+                "lrrn predict, lrrn evaluate and lrrn certify do not"
             ) from error
 
     def checked(self, start: int, stop: int, size: int) -> Iterator[Piece]:

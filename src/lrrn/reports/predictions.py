@@ -1,0 +1,47 @@
+"""Predictions of a fitted model on a table, with certified radii or intervals."""
+
+from __future__ import annotations
+
+from lrrn.datasets.rows import Rows
+from lrrn.estimators import LRRNEnergyModel, LRRNRegressor
+from lrrn.reports.evaluation import Model
+from lrrn.reports.scoring import Array, Columns, over_rows
+
+
+def predict(model: Model, rows: Rows, radius: bool = False, eps: float | None = None, method: str = "auto") -> Columns:
+    """Predict; inside :func:`lrrn.runtime.ranks.joined` all ranks share the work and get the same result.
+
+    Parameters
+    ----------
+    model : LRRNClassifier, LRRNRegressor or LRRNEnergyModel
+    rows : Rows
+        They need not fit into memory, and their targets are ignored.
+    radius : bool, default=False
+        For a classifier or an energy model: certified radii too.
+    eps : float, optional
+        For a regressor: certified intervals too, under perturbations of this size, in the units of X.
+    method : str, default="auto"
+        Of a classifier's radii, as in :func:`lrrn.certify`.
+
+    Returns
+    -------
+    dict of str to array
+        "prediction" and, as asked for, "radius" or "lower" and "upper".
+    """
+    regression = isinstance(model, LRRNRegressor)
+    if radius and regression:
+        raise ValueError("a regressor has intervals, not radii; give a size of perturbations (--eps) instead of --radius")
+    if eps is not None and not regression:
+        raise ValueError("a size of perturbations (--eps) is for a regressor's intervals; labels have a radius (--radius)")
+
+    def work(X: Array, y: Array | None, _: int) -> Columns:
+        if isinstance(model, LRRNRegressor) and eps is not None:
+            intervals = model.certificate(X, eps)
+            lower, upper = intervals.intervals[eps]
+            return {"prediction": intervals.prediction, "lower": lower, "upper": upper}
+        if isinstance(model, LRRNRegressor) or not radius:
+            return {"prediction": model.predict(X)}
+        found = model.certificate(X) if isinstance(model, LRRNEnergyModel) else model.certificate(X, method)
+        return {"prediction": found.prediction, "radius": found.radius}
+
+    return over_rows(rows, model.chunk_rows_, work)

@@ -1,0 +1,230 @@
+"""Tables on the command line: features go by their names, labels are needed where something is compared with them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_iris
+from typer.testing import CliRunner
+
+import lrrn
+from lrrn.cli import app
+
+FEATURES = ["sepal length", "sepal width", "petal length", "petal width"]
+SMALL = dict(hidden_sizes=(6,), epochs=20, standardize=True, random_state=0)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], terminal_width=300)
+
+
+def run(*arguments):
+    done = invoke(*arguments)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def words(done):
+    return " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def iris():
+    """Petals and sepals, with labels as text."""
+    X, y = load_iris(return_X_y=True)
+    return pd.DataFrame(X, columns=FEATURES).assign(kind=np.array(["setosa", "versicolor", "virginica"])[y])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, iris):
+    """A saved model of every kind, fitted on a data frame; and a classifier that knows no names."""
+    folder, X = tmp_path_factory.mktemp("models"), iris[FEATURES]
+    found = {
+        "classifier": lrrn.LRRNClassifier(**SMALL).fit(X, iris["kind"]),
+        "regressor": lrrn.LRRNRegressor(**SMALL).fit(X[FEATURES[:3]], X[FEATURES[3]]),
+        "pair": lrrn.LRRNRegressor(**SMALL).fit(X[FEATURES[:2]], X[FEATURES[2:]]),
+        "energy": lrrn.LRRNEnergyModel(**SMALL).fit(X),
+        "nameless": lrrn.LRRNClassifier(**SMALL).fit(X.to_numpy(), iris["kind"]),
+    }
+    for name, model in found.items():
+        lrrn.save(model, folder / name)
+    return {name: (folder / name, model) for name, model in found.items()}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a data frame as the suffix of the name says; return the file."""
+
+    def written(frame, name="t.csv", **options):
+        path = tmp_path / name
+        frame.to_parquet(path) if path.suffix == ".parquet" else frame.to_csv(path, index=False, **options)
+        return path
+
+    return written
+
+
+def figures(command, model, data, *options):
+    return json.loads(run(command, model, data, *options, "--json", "-").stdout)
+
+
+# --- names ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_reordered_columns_are_put_in_order_by_name(write, tmp_path, iris, name):
+    model = tmp_path / "m.safetensors"
+    options = ("--target", "kind", "--epochs", 20, "--hidden", 6, "-o", model)
+    done = run("train", write(iris, name), *options)
+    assert lrrn.load(model).feature_names_in_.tolist() == FEATURES and "valid feature names" not in done.output
+    reordered = write(iris[["petal width", "kind", *FEATURES[:3]]], f"reordered-{name}")
+    one, two = (figures("evaluate", model, data)["models"][0] for data in (tmp_path / name, reordered))
+    assert one == two and one["score"] > 0.5
+    done = run("evaluate", model, reordered)
+    assert "valid feature names" not in done.output
+
+
+def test_missing_and_extra_columns_are_an_error(write, models, iris):
+    model, _ = models["classifier"]
+    for frame, options, message in (
+        (iris.drop(columns="petal width"), (), "lacks the column 'petal width', which the model was trained on"),
+        (iris.assign(id=0), (), "has the columns 'kind', 'id', which the model was not trained on; name the target (--target)"),
+        (iris.assign(id=0), ("--target", "kind"), "has the column 'id', which the model was not trained on; leave"),
+        (iris.rename(columns=str.upper), (), "lacks the columns 'sepal length', 'sepal width'"),
+    ):
+        for command in ("evaluate", "certify", "predict", "attack"):
+            done = invoke(command, model, write(frame), *options)
+            assert done.exit_code == 1 and message in words(done), done.output
+    assert figures("certify", model, write(iris.assign(id=0)), "--drop", "id", "--target", "kind")["accuracy"] > 0.5
+
+
+def test_a_model_without_names_goes_by_the_number_of_columns(write, models, iris):
+    model, fitted = models["nameless"]
+    labelled = figures("certify", model, write(iris))
+    assert labelled["accuracy"] == np.mean(fitted.predict(iris[FEATURES].to_numpy()) == iris["kind"])
+    assert "accuracy" not in figures("certify", model, write(iris[FEATURES]))
+    assert "accuracy" not in figures("certify", model, write(iris[FEATURES], header=False))
+    done = invoke("certify", model, write(iris[FEATURES[:3]]))
+    assert done.exit_code == 2 and "has 2 features" in words(done)
+
+
+def test_training_takes_other_delimiters_and_drops_columns(write, tmp_path, iris):
+    model, frame = tmp_path / "m.safetensors", iris.assign(id=[f"plant {j}" for j in range(150)], note="fine")
+    common = ("--target", "kind", "--drop", "id", "--drop", "note", "--epochs", 1, "--hidden", 4, "-o", model, "--overwrite")
+    for name, separator, given in (
+        ("t.csv", ";", ()),
+        ("t.tsv", "\t", ()),
+        ("t.csv", "|", ("--delimiter", "|")),
+        ("t.csv", "\t", ("--delimiter", "tab")),
+    ):
+        run("train", write(frame, name, sep=separator), *common, *given)
+        assert lrrn.load(model).feature_names_in_.tolist() == FEATURES
+    done = invoke("train", write(frame), "--target", "kind", "-o", tmp_path / "n")
+    assert done.exit_code == 1 and "column 'id' holds 'plant 0', which is no number; encode it first" in words(done)
+
+
+# --- without labels -------------------------------------------------------------------------------------------------------
+
+
+def test_certify_needs_no_labels(write, models, iris, tmp_path):
+    model, fitted = models["classifier"]
+    data, page, samples = write(iris[FEATURES[::-1]]), tmp_path / "p.html", tmp_path / "s.npz"
+    done = run("certify", model, data, "--eps", "0.1,0.5", "--page", page)
+    assert "certified share" in done.output and "accuracy" not in done.output and "keeps its label" in page.read_text()
+    found, radius = figures("certify", model, data, "--eps", "0.1,0.5"), fitted.certified_radius(iris[FEATURES])
+    np.testing.assert_allclose(found["samples"]["radius"], radius, rtol=1e-9)
+    assert found["certified_share"] == {"0.1": np.mean(radius > 0.1), "0.5": np.mean(radius > 0.5)}
+    assert "certified" not in found and found["median_radius"] == pytest.approx(np.median(radius))
+    run("certify", model, data, "--samples", samples)
+    with np.load(samples) as written:
+        assert sorted(written.files) == ["prediction", "radius"]
+        assert written["prediction"].tolist() == fitted.predict(iris[FEATURES]).tolist()
+
+
+def test_certify_an_energy_model(write, models, iris):
+    model, fitted = models["energy"]
+    for frame in (iris[FEATURES], iris):  # labels say nothing about outliers
+        found = figures("certify", model, write(frame), "--eps", "0.05")
+        radius = fitted.certified_radius(iris[FEATURES])
+        assert found["method"] == "energy" and found["certified_share"] == {"0.05": np.mean(radius > 0.05)}
+    done = invoke("certify", model, write(iris), "--method", "paper")
+    assert done.exit_code == 1 and "an energy model has one method, 'energy'; got 'paper'" in words(done)
+
+
+@pytest.mark.parametrize("kind", ["regressor", "pair"])
+def test_certify_a_regressor(write, models, iris, tmp_path, kind):
+    model, fitted = models[kind]
+    X = iris[list(fitted.feature_names_in_)]
+    data, page, samples = write(X), tmp_path / "p.html", tmp_path / "s.npz"
+    done = run("certify", model, data, "--eps", "0.1,0.5", "--page", page, "--samples", samples)
+    assert "mean half-width" in done.output and "Certified intervals" in page.read_text()
+    found = figures("certify", model, data, "--eps", "0.1,0.5")
+    for size in (0.1, 0.5):
+        lower, upper = fitted.predict_interval(X, size)
+        assert found["half_width"][f"{size:g}"] == pytest.approx(np.mean(upper - lower) / 2)
+        np.testing.assert_allclose(found["samples"]["lower"][f"{size:g}"], lower)
+        np.testing.assert_allclose(found["samples"]["upper"][f"{size:g}"], upper)
+    with np.load(samples) as written:
+        np.testing.assert_allclose(written["lower 0.5"], lower)
+    done = invoke("certify", model, data, "--method", "paper")
+    assert done.exit_code == 2 and "--method is for classifiers" in words(done)
+
+
+# --- predictions ----------------------------------------------------------------------------------------------------------
+
+
+def lines(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_predict_labels_and_radii(write, models, iris, tmp_path):
+    model, fitted = models["classifier"]
+    labels, radius = fitted.predict(iris[FEATURES]), fitted.certified_radius(iris[FEATURES])
+    for frame in (iris[FEATURES[::-1]], iris):
+        assert [line["prediction"] for line in lines(run("predict", model, write(frame)).stdout)] == labels.tolist()
+    found = lines(run("predict", model, write(iris), "--radius", "--limit", 20).stdout)
+    assert list(found[0]) == ["prediction", "radius"] and len(found) == 20
+    np.testing.assert_allclose([float(line["radius"]) for line in found], radius[:20], rtol=1e-9)
+    output, more = tmp_path / "out.csv", tmp_path / "out.json"
+    done = run("predict", model, write(iris), "-o", output, "--json", more)
+    assert [line["prediction"] for line in lines(output.read_text())] == labels.tolist() and "150 predictions" in done.output
+    assert json.loads(more.read_text())["prediction"] == labels.tolist()
+    assert figures("predict", model, write(iris), "--radius")["radius"][:2] == pytest.approx(radius[:2])
+
+
+def test_predict_values_and_intervals(write, models, iris):
+    for kind in ("regressor", "pair"):
+        model, fitted = models[kind]
+        X = iris[list(fitted.feature_names_in_)]
+        values, (lower, upper) = fitted.predict(X), fitted.predict_interval(X, 0.1)
+        found = pd.read_csv(io.StringIO(run("predict", model, write(X), "--eps", 0.1).stdout)).to_numpy()
+        np.testing.assert_allclose(found, np.column_stack([values, lower, upper]))
+    done = invoke("predict", model, write(X), "--radius")
+    assert done.exit_code == 1 and "a regressor has intervals, not radii; give a size of perturbations (--eps)" in words(done)
+
+
+def test_predict_outliers(write, models, iris):
+    model, fitted = models["energy"]
+    found = pd.read_csv(io.StringIO(run("predict", model, write(iris), "--radius").stdout))
+    assert found["prediction"].tolist() == fitted.predict(iris[FEATURES]).tolist()
+    np.testing.assert_allclose(found["radius"], fitted.certified_radius(iris[FEATURES]), rtol=1e-9)
+    done = invoke("predict", model, write(iris), "--eps", "0.1")
+    assert done.exit_code == 1 and "(--eps) is for a regressor's intervals; labels have a radius (--radius)" in words(done)
+
+
+# --- standard output ------------------------------------------------------------------------------------------------------
+
+
+def test_json_goes_to_standard_output_and_the_table_out_of_its_way(write, models, iris, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, data = models["classifier"][0], write(iris)
+    for command in ("evaluate", "certify"):
+        done = run(command, model, data, "--json", "-")
+        assert "title" in json.loads(done.stdout) and "┏" in done.stderr and not (tmp_path / "-").exists()
+        done = run(command, model, data)  # and comes back
+        assert "┏" in done.stdout and "┏" not in done.stderr
+    assert "prediction" in json.loads(run("predict", model, data, "--json", "-").stdout)
