@@ -189,7 +189,7 @@ PARAMETERS = {
     "Solver": (
         Parameter("tol", float, "Tolerance of the solves during training."),
         Parameter("max_sweeps", int, "Largest number of sweeps of a solve.", least=1),
-        Parameter("on_failure", str, "If a prediction does not converge.", choices=("warn", "raise")),
+        Parameter("on_failure", str, "If a prediction does not converge.", choices=("warn", "raise", "ignore")),
         Parameter("reuse_activations", bool, "Start solves from the activations of the previous epoch."),
     ),
 }

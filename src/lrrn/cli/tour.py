@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from lrrn.cli.inputs import DataSource, check_model, device_name, height_and_width
+from lrrn.cli.inputs import DataSource, check_model, device_name, height_and_width, load_fitted
 from lrrn.cli.options import Device, ImageShape, JsonFile, PageFile, Root, Seed, Target
 from lrrn.cli.output import check_distinct, console, errors_explained, publish, writable, write_json
 
@@ -65,7 +65,10 @@ def explore(
         from lrrn.explore.launch import run
         from lrrn.explore.opening import MOST_SAMPLES
 
-        data = None if source is None else (source.data, *source.open().first(MOST_SAMPLES).everything())
+        data = None
+        if source is not None:
+            rows = source.open() if model is None else load_fitted(model, source, device)[1]
+            data = (source.data, *rows.first(MOST_SAMPLES).everything())
         run(model, data, shape, where, seed, host, port, show, console.print, lambda found: write_json(json_file, found))
 
 
