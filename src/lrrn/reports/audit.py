@@ -73,8 +73,10 @@ class Audit:
 
     @property
     def clean(self) -> float:
-        """Accuracy without any perturbation; 1 if there are no labels."""
-        return float(self.counted.mean())
+        """Accuracy without any perturbation."""
+        if self.right is None:
+            raise ValueError("there are no labels to compare predictions with")
+        return float(self.right.mean())
 
     @property
     def median_radius(self) -> float:
