@@ -47,7 +47,7 @@ def models(tmp_path_factory, iris):
     found = {
         "classifier": lrrn.LRRNClassifier(**SMALL).fit(X, iris["kind"]),
         "regressor": lrrn.LRRNRegressor(**SMALL).fit(X[FEATURES[:3]], X[FEATURES[3]]),
-        "pair": lrrn.LRRNRegressor(**SMALL).fit(X[FEATURES[:2]], X[FEATURES[2:]]),
+        "pair": lrrn.LRRNRegressor(**{**SMALL, "standardize": "features"}).fit(X[FEATURES[:2]], X[FEATURES[2:]]),
         "energy": lrrn.LRRNEnergyModel(**SMALL).fit(X),
         "nameless": lrrn.LRRNClassifier(**SMALL).fit(X.to_numpy(), iris["kind"]),
     }
@@ -162,6 +162,7 @@ def test_certify_a_regressor(write, models, iris, tmp_path, kind):
     data, page, samples = write(X), tmp_path / "p.html", tmp_path / "s.npz"
     done = run("certify", model, data, "--eps", "0.1,0.5", "--page", page, "--samples", samples)
     assert "mean half-width" in done.output and "Certified intervals" in page.read_text()
+    assert ("scaled norm" in words(done)) == (kind == "pair")
     found = figures("certify", model, data, "--eps", "0.1,0.5")
     for size in (0.1, 0.5):
         lower, upper = fitted.predict_interval(X, size)

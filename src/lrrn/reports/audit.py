@@ -17,7 +17,7 @@ from torch import nn
 from lrrn.attacks.perturbations import minimal_perturbation, pgd
 from lrrn.datasets.rows import ArrayRows, Rows
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
-from lrrn.reports.evaluation import check_labels, finite, sizes_for
+from lrrn.reports.evaluation import check_labels, finite, heading_of, sizes_for
 from lrrn.reports.page import Page
 from lrrn.reports.scoring import Parts, over_rows
 from lrrn.runtime.storage import fingerprint
@@ -285,7 +285,7 @@ def _measured(model: LRRNClassifier, X: Array, y: Array, x: Array) -> Array:
 
 def as_table(audit: Audit) -> tuple[list[str], list[list[str]]]:
     """Return the headings and rows of a table, with one row per perturbation size."""
-    headings, rows = [_heading(audit), "certified share" if audit.right is None else "certified accuracy"], []
+    headings, rows = [heading_of(audit.norm), "certified share" if audit.right is None else "certified accuracy"], []
     if audit.distances is not None:
         headings += ["accuracy under attack", "gap"]
     for size in (*([] if audit.right is None else [0.0]), *(size for size in audit.eps if size > 0)):
@@ -293,10 +293,6 @@ def as_table(audit: Audit) -> tuple[list[str], list[list[str]]]:
         if audit.distances is not None:
             rows[-1] += [f"{audit.attacked(size):.1%}", f"{audit.attacked(size) - audit.certified(size):.1%}"]
     return headings, rows
-
-
-def _heading(audit: Audit) -> str:
-    return "norm of the perturbation" if audit.norm == "euclidean" else f"{audit.norm} norm of the perturbation"
 
 
 def summary(audit: Audit) -> str:
@@ -336,5 +332,5 @@ def as_page(title: str, audit: Audit) -> str:
             f"The certified share {what} under every perturbation of the given {audit.norm} norm. It is proven, with the "
             "solver's error and rounding inside it."
         )
-    page.lines("Shares of samples", _heading(audit), "share", series)
+    page.lines("Shares of samples", heading_of(audit.norm), "share", series)
     return page.html()

@@ -242,6 +242,11 @@ def reference_of(
     )
 
 
+def heading_of(norm: str) -> str:
+    """Return the heading of a column of perturbation sizes."""
+    return "norm of the perturbation" if norm == "euclidean" else f"{norm} norm of the perturbation"
+
+
 def sizes_for(model: Model, eps: Sequence[float] | None) -> tuple[float, ...]:
     """Return ``eps`` or, if it is None, the default sizes times the common scale that ``standardize`` found."""
     return tuple(float(f"{factor * model._unit():.2g}") for factor in EPS) if eps is None else tuple(eps)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lrrn.datasets.rows import Rows
 from lrrn.estimators import LRRNRegressor
-from lrrn.reports.evaluation import finite, sizes_for
+from lrrn.reports.evaluation import finite, heading_of, sizes_for
 from lrrn.reports.page import Page
 from lrrn.reports.scoring import Parts, over_rows
 from lrrn.runtime.storage import fingerprint
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 @final
 @dataclass(frozen=True)
 class Intervals:
-    """Certified intervals of a regressor's predictions; perturbations in the units of X, intervals in those of y.
+    """Certified intervals of a regressor's predictions; perturbations in the norm ``norm``, intervals in the units of y.
 
     Attributes
     ----------
@@ -35,12 +35,15 @@ class Intervals:
         By perturbation size: arrays of the shape of ``predictions``.
     seconds : float
         Time taken.
+    norm : str
+        Norm of the perturbations, "euclidean" or "scaled"; see :class:`lrrn.estimators.RegressionCertificate`.
     """
 
     name: str
     predictions: Array = field(repr=False)
     ends: dict[float, tuple[Array, Array]] = field(repr=False)
     seconds: float = 0.0
+    norm: str = "euclidean"
 
     def half_width(self, eps: float) -> Array:
         """Return the half-widths of all intervals at one perturbation size."""
@@ -50,6 +53,7 @@ class Intervals:
     def as_json(self, samples: bool = True) -> dict[str, Any]:
         """Return figures and, if ``samples``, arrays, for ``json.dump``; null where a solve did not converge."""
         content: dict[str, Any] = {"name": self.name, "n_samples": len(self.predictions), "guarantee": "deployed"}
+        content["norm"] = self.norm
         content["half_width"] = {f"{size:g}": finite(np.mean(self.half_width(size))) for size in self.ends}
         content["seconds"] = self.seconds
         if samples:
@@ -72,7 +76,8 @@ def certify(
     rows : Rows
         Targets are ignored.
     eps : sequence of float, optional
-        Perturbation sizes, in the units of X. By default 0.1, 0.25 and 0.5, times the scale that ``standardize`` found.
+        Perturbation sizes, in the model's default norm. By default 0.1, 0.25 and 0.5, times the common scale that
+        ``standardize`` found.
     samples : path, optional
         Write predictions and intervals to this ``.npz`` or ``.parquet`` file.
 
@@ -92,7 +97,7 @@ def certify(
     run = {"model": fingerprint(*model.network_.parameters()), "sizes": list(sizes), "as": "certify"}
     columns = over_rows(rows, model.chunk_rows_, work, None if samples is None else Parts(samples, run))
     ends = {size: (columns[f"lower {size}"], columns[f"upper {size}"]) for size in sizes}
-    return Intervals(name, columns["prediction"], ends, time.perf_counter() - start)
+    return Intervals(name, columns["prediction"], ends, time.perf_counter() - start, model._norm(None))
 
 
 def as_table(found: Intervals) -> tuple[list[str], list[list[str]]]:
@@ -101,7 +106,7 @@ def as_table(found: Intervals) -> tuple[list[str], list[list[str]]]:
     for size in found.ends:
         widths = found.half_width(size)
         rows.append([f"{size:g}", *(f"{figure:.3g}" for figure in (np.mean(widths), np.median(widths), np.max(widths)))])
-    return ["norm of the perturbation", "mean half-width", "median", "largest"], rows
+    return [heading_of(found.norm), "mean half-width", "median", "largest"], rows
 
 
 def summary(found: Intervals) -> str:
@@ -117,7 +122,7 @@ def as_page(title: str, found: Intervals) -> str:
     page.table(*as_table(found))
     page.heading("Certified intervals")
     page.text(
-        "Every prediction stays in its interval under every perturbation of the given Euclidean norm. It is proven, with the "
+        "Every prediction stays in its interval under every perturbation of the given norm. It is proven, with the "
         "solver's error and rounding inside it. It says nothing about the true target."
     )
     widths = {f"norm {size:g}": found.half_width(size).ravel() for size in found.ends}
