@@ -67,7 +67,7 @@ explore: .venv/.explore
 
 # what the documentation promises is tested by make docs, the explorer's page by make browser, ranks by make scale-out
 test: .venv/.test
-	.venv/bin/python -m pytest -n 2 --dist worksteal --ignore=tests/repository/test_docs.py --ignore=tests/browser \
+	.venv/bin/python -m pytest -n 2 --dist worksteal --durations 25 --ignore=tests/repository/test_docs.py --ignore=tests/browser \
 		--ignore=tests/runtime/test_ranks.py
 
 # which lines the same tests reach
