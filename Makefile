@@ -1,14 +1,15 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo explore test coverage browser lint types contracts wheel mutate interpret docs scale-out faults fuzz bench \
+.PHONY: help demo explore test test-studies coverage browser lint types contracts wheel mutate interpret docs scale-out faults fuzz bench \
 	portable portable-quick \
 	reproduce reproduce-quick record clean
 
 help:
 	@echo "make demo       train a network on handwritten digits"
 	@echo "make explore    open a trained network in the browser"
-	@echo "make test       run the test suite; make browser: the explorer's, in headless Chromium if there is one"
+	@echo "make test       run the test suite; make test-studies: the tests of what makes the figures"
+	@echo "make browser    test the explorer's page, in headless Chromium if there is one"
 	@echo "make lint       check style and formatting; make types, make contracts: types and import layers"
 	@echo "make wheel      build the wheel and the source distribution, and use the wheel in an empty environment"
 	@echo "make docs       build the documentation, offline, and run every code block in it"
@@ -65,10 +66,14 @@ demo: .venv/.package
 explore: .venv/.explore
 	.venv/bin/lrrn explore
 
-# what the documentation promises is tested by make docs, the explorer's page by make browser, ranks by make scale-out
+# what the documentation promises is tested by make docs, the explorer's page by make browser, ranks by make scale-out, and what
+# makes the figures of the paper, the record and the benchmarks by make test-studies
 test: .venv/.test
 	.venv/bin/python -m pytest -n 2 --dist worksteal --durations 25 --ignore=tests/repository/test_docs.py --ignore=tests/browser \
-		--ignore=tests/runtime/test_ranks.py
+		--ignore=tests/runtime/test_ranks.py --ignore=tests/studies
+
+test-studies: .venv/.test
+	.venv/bin/python -m pytest -q -n 2 --dist worksteal --durations 10 tests/studies
 
 # which lines the same tests reach
 coverage: .venv/.test
