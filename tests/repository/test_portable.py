@@ -116,7 +116,8 @@ def test_the_matrix_of_settings_covers_what_varies():
     from portable import NUMERICAL, QUICK, QUICK_SETTINGS, SETTINGS
 
     assert {name for setting in SETTINGS for name in setting.variables} <= {*ARITHMETIC, *VARIABLES}
-    assert {*QUICK_SETTINGS} <= {setting.name for setting in SETTINGS} and {*QUICK} <= {*NUMERICAL}
+    variables = {item for setting in SETTINGS for item in setting.variables.items()}
+    assert all({*setting.variables.items()} <= variables for setting in QUICK_SETTINGS) and {*QUICK} <= {*NUMERICAL}
 
 
 def test_radii_do_not_depend_on_the_number_of_threads_by_more_than_rounding():
