@@ -44,7 +44,7 @@ def test_losses_and_derivatives_are_those_of_autograd(name, n, objective):
     loss, found, batch = gradients(CompiledPrediction, net, objective, n, SolvePolicy(aim=1e-12, observer=counts), weight)
     if loss is None:
         pytest.skip("needs more sweeps than the compiled passes take")
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-9, atol=1e-11)
+    assert loss == pytest.approx(float(expected_loss), rel=1e-9, abs=1e-11)
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(batch.activations, general.activations, rtol=0, atol=1e-9)
     assert counts.samples == n * (4 if getattr(objective, "adversarial_eps", 0) else 2)

@@ -180,7 +180,7 @@ sys.path[:0] = sys.argv[3:]
 from small_training import blobs, small_net, weights
 from lrrn.learning import Contrastive, Settings, Trainer
 net = small_net()
-settings = Settings(optimizer="adam", learning_rate=0.01, epochs=25, batch_size=2)
+settings = Settings(optimizer="adam", learning_rate=0.01, epochs=300, batch_size=2)
 Trainer(net, Contrastive(), settings, checkpoint=sys.argv[1], checkpoint_seconds=0.02).fit(blobs(n=400), resume=True)
 torch.save(weights(net), sys.argv[2])
 """
@@ -188,7 +188,7 @@ torch.save(weights(net), sys.argv[2])
 
 def test_kill_minus_nine_in_the_middle_of_an_epoch(tmp_path):
     whole = small_net()
-    settings = Settings(optimizer="adam", learning_rate=0.01, epochs=25, batch_size=2)
+    settings = Settings(optimizer="adam", learning_rate=0.01, epochs=300, batch_size=2)
     Trainer(whole, Contrastive(), settings).fit(blobs(n=400))
     checkpoint, result = tmp_path / "run.ckpt", tmp_path / "weights.pt"
     command = [sys.executable, "-c", JOB, str(checkpoint), str(result), str(SUPPORT)]
@@ -199,7 +199,7 @@ def test_kill_minus_nine_in_the_middle_of_an_epoch(tmp_path):
         started = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         while child.poll() is None and time.monotonic() < deadline:
             if checkpoint.exists() and checkpoint.stat().st_mtime_ns != started:
-                time.sleep(rng.uniform(0.01, 0.15))
+                time.sleep(rng.uniform(0.01, 0.1))
                 break
             time.sleep(0.002)
         if child.poll() is None:
@@ -284,6 +284,26 @@ def test_early_stopping_returns_to_the_best_epoch():
     assert torch.equal(weights(net), states[1])
 
 
+@pytest.mark.parametrize(
+    ("scores", "epochs", "kept"),
+    [
+        ([0.5, 0.5, 0.5, 0.5, 0.5, 0.7, 0.6, 0.6, 0.6], 8, 5),  # a plateau at the beginning is none of the end
+        ([0.5, 0.9, 0.9, 0.2, 0.9], 4, 2),  # of equal scores the latest, trained longest
+        ([0.9, 0.5, 0.5, 0.5], 3, 0),
+        ([0.5] * 9, 9, 8),
+    ],
+)
+def test_which_epoch_early_stopping_keeps(scores, epochs, kept):
+    net, left, states = small_net(), iter(scores), []
+
+    def validate(net):
+        states.append(weights(net).clone())
+        return next(left)
+
+    assert len(Trainer(net, Contrastive(), Settings(epochs=9, patience=2)).fit(blobs(), validate)) == epochs
+    assert torch.equal(weights(net), states[kept])
+
+
 def test_shifts_need_square_images():
     with pytest.raises(ValueError, match="8 features make none"):
         Trainer(small_net(), Contrastive(), Settings(shifts=1)).fit(blobs())
@@ -299,6 +319,11 @@ def test_bad_settings_are_refused_at_once():
         (dict(schedule="steps"), "unknown schedule 'steps'"),
         (dict(decoupled_weight_decay=0.1), "belongs to optimizer='adamw'"),
         (dict(max_weight_norm=0.0), "max_weight_norm must be positive"),
+        (dict(max_seconds=0), "max_seconds must be positive or None; got 0"),
+        (dict(max_seconds=-1.0), "max_seconds must be positive or None; got -1.0"),
+        (dict(max_seconds=math.nan), "max_seconds must be positive or None; got nan"),
+        (dict(max_seconds="5"), "max_seconds must be positive or None; got '5'"),
+        (dict(patience=0), "patience must be positive or None; got 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             Settings(**options)

@@ -21,15 +21,18 @@ class DataParallel:
     def __init__(self, ranks: Ranks, flat: FlatParameters) -> None:
         self._ranks, self._flat = ranks, flat
 
-    def add_gradients(self, loss: float, stop: bool, save: bool) -> tuple[float, bool, bool]:
-        """Sum gradients, losses and two flags over ranks in one all-reduce: any rank may stop, only rank 0 may save."""
+    def add_gradients(self, loss: float, stop: bool, save: bool, over: bool) -> tuple[float, bool, bool, bool]:
+        """Sum gradients, losses and three flags over ranks in one all-reduce.
+
+        Any rank may be interrupted (``stop``); rank 0 decides when to ``save`` and whether the time is ``over``.
+        """
         if not self._ranks.connected:
-            return loss, stop, save
-        flags = self._flat.flags
-        flags.copy_(torch.tensor((loss, stop, save and self._ranks.is_main), dtype=flags.dtype))
+            return loss, stop, save, over
+        flags, main = self._flat.flags, self._ranks.is_main
+        flags.copy_(torch.tensor((loss, stop, save and main, over and main), dtype=flags.dtype))
         self._ranks.add_up(self._flat.buffer)
-        loss, stopping, saving = flags.tolist()
-        return loss, stopping > 0, saving > 0
+        loss, stopping, saving, ending = flags.tolist()
+        return loss, stopping > 0, saving > 0, ending > 0
 
     def add_counts(self, counts: SolveCounts, position: Position) -> None:
         """Sum the counts of solves since the last call over all ranks, add them to the position, and reset them."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lrrn.network import LRRN
 
-FLAGS = 3
-"""Count of extra numbers in the all-reduce of the gradient: the loss, whether to stop, whether to save."""
+FLAGS = 4
+"""Count of extra numbers in the all-reduce of the gradient: the loss, whether to stop, to save, and to end in time."""
 
 
 @final

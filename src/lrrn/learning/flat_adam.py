@@ -1,13 +1,14 @@
-"""Adam and AdamW on a CUDA device in one launch. torch's own versions process one vector with a single block of threads."""
+"""Updates of all parameters in one call: torch's versions of Adam cost more than a small step, or use one block of a GPU."""
 
 from __future__ import annotations
 
 from math import log
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from lrrn.kernels.cpu.arguments import Rule
 from lrrn.learning.flat import FlatParameters
 from lrrn.runtime.devices import has_kernels
 
@@ -29,11 +30,10 @@ class FlatAdam:
         stretches = [(stretch, group) for group in optimizer.param_groups for stretch in group["params"]]
         self._optimizer, self._flat = optimizer, flat
         self._mean, self._square = torch.zeros_like(vector), torch.zeros_like(vector)
-        self._decay, self._steps = torch.full_like(vector, -1.0), vector.new_zeros(len(stretches))
-        for (stretch, group), step in zip(stretches, self._steps.unbind(), strict=True):
-            first = stretch.storage_offset() - vector.storage_offset()
-            span = slice(first, first + len(stretch))
-            self._decay[span] = group["weight_decay"]
+        self._decay = decays(optimizer, flat)
+        self._steps = torch.zeros(len(stretches), device=vector.device)
+        for (stretch, _), step in zip(stretches, self._steps.unbind(), strict=True):
+            span = _span(stretch, flat)
             state = {"step": step, "exp_avg": self._mean[span], "exp_avg_sq": self._square[span]}
             for name, value in optimizer.state[stretch].items():
                 state[name].copy_(value)
@@ -41,13 +41,13 @@ class FlatAdam:
 
     @staticmethod
     def applies(optimizer: torch.optim.Optimizer, flat: FlatParameters) -> bool:
-        """Whether the optimiser is Adam or AdamW and the kernel supports the parameters."""
-        adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
-        return adam and flat.vector.dtype == torch.float32 and has_kernels(flat.vector)
+        """Whether the optimiser is Adam or AdamW and a kernel supports the parameters."""
+        adam, vector = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW), flat.vector
+        return adam and (compiles(vector) or (vector.dtype == torch.float32 and has_kernels(vector)))
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Update the parameters by their gradients."""
+        """Update the parameters by their gradients, on a CUDA device."""
         from lrrn.kernels.cuda.adam import adam
 
         group, vector = self._optimizer.param_groups[0], self._flat.vector
@@ -58,3 +58,35 @@ class FlatAdam:
         arrays = (vector, self._flat.gradient, self._mean, self._square, self._decay, rate, self._steps)
         n = len(vector)
         adam[(-(-n // BLOCK),)](*arrays, n, *factors, group["eps"], BLOCK=BLOCK, num_warps=4)
+
+    def rule(self, penalty: float, norms: Any) -> Rule:
+        """Return the arguments of the compiled update on the CPU; ``penalty`` and ``norms`` as there."""
+        group = self._optimizer.param_groups[0]
+        decay, mean, square, taken = (part.numpy() for part in (self._decay, self._mean, self._square, self._steps))
+        beta_mean, beta_square = map(float, group["betas"])
+        return Rule(decay, mean, square, taken, beta_mean, beta_square, float(group["eps"]), penalty, norms)
+
+
+def compiles(vector: Tensor) -> bool:
+    """Whether the compiled update supports a vector."""
+    return vector.device.type == "cpu" and vector.dtype in (torch.float32, torch.float64)
+
+
+def sgd_rule(optimizer: torch.optim.Optimizer, flat: FlatParameters, penalty: float, norms: Any) -> Rule:
+    """Return the arguments of the compiled update for plain gradient descent."""
+    nothing = flat.vector.new_empty(0).numpy()
+    return Rule(decays(optimizer, flat).numpy(), nothing, nothing, nothing, 0.0, 0.0, 0.0, penalty, norms)
+
+
+def decays(optimizer: torch.optim.Optimizer, flat: FlatParameters) -> Tensor:
+    """Return the decoupled weight decay of every parameter; -1 for those that are not trained."""
+    decay = torch.full_like(flat.vector, -1.0)
+    for group in optimizer.param_groups:
+        for stretch in group["params"]:
+            decay[_span(stretch, flat)] = group["weight_decay"]
+    return decay
+
+
+def _span(stretch: Tensor, flat: FlatParameters) -> slice:
+    first = stretch.storage_offset() - flat.vector.storage_offset()
+    return slice(first, first + len(stretch))

@@ -11,7 +11,7 @@ from lrrn.learning.settings import Data, Settings
 from lrrn.network import LRRN
 from lrrn.runtime.storage import fingerprint
 
-NOT_PART = ("patience", "max_unconverged")
+NOT_PART = ("patience", "max_seconds", "max_unconverged")
 """Settings that a resumed run may change: they decide when to stop, but do not affect a step."""
 
 

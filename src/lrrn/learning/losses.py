@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -65,16 +65,12 @@ class Margin:
 
     def loss(self, scores: Tensor, batch: Batch) -> Tensor:
         """Return the loss of given scores."""
-        temperature = _at(self.temperature, batch.progress)
+        temperature = at_progress(self.temperature, batch.progress)
         logits = self._logits(scores, batch)
         return temperature * functional.cross_entropy(logits, needed(batch.label), reduction="none")
 
-    def slope(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Return the derivative of the loss in the scores."""
-        return self._logits(scores, batch).softmax(1).sub_(needed(batch.target))
-
     def _logits(self, scores: Tensor, batch: Batch) -> Tensor:
-        margin, temperature = _at(self.margin, batch.progress), _at(self.temperature, batch.progress)
+        margin, temperature = at_progress(self.margin, batch.progress), at_progress(self.temperature, batch.progress)
         return (scores - margin * needed(batch.target)) / temperature
 
     def _attacked(self, net: LRRN, parameters: list[Tensor], energy: LiftedEnergy, batch: Batch) -> Batch:
@@ -98,8 +94,12 @@ class Margin:
     def attacked(self, slope: Tensor, batch: Batch) -> Tensor:
         """Return the inputs, moved by ``adversarial_eps`` along the derivatives in x."""
         size = torch.linalg.vector_norm(slope, dim=1, keepdim=True)
-        step = _at(self.adversarial_eps, batch.progress) / torch.where(size > 0, size, 1)
+        step = at_progress(self.adversarial_eps, batch.progress) / torch.where(size > 0, size, 1)
         return torch.addcmul(batch.x, slope, step)
+
+    def row_norms(self, rows: int) -> list[tuple[float, float]]:
+        """Return the least and the largest norm of every row of the output weights: one."""
+        return [(1.0, 1.0)] * rows
 
     @torch.no_grad()
     def project(self, net: LRRN) -> None:
@@ -122,16 +122,27 @@ class CrossEntropy:
         """Return the loss of given scores."""
         return functional.cross_entropy(scores, needed(batch.label), reduction="none")
 
-    def slope(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Return the derivative of the loss in the scores."""
-        return scores.softmax(1).sub_(needed(batch.target))
-
 
 @final
+@dataclass(frozen=True)
 class SquaredError:
-    """Half the squared distance of the prediction from the target, by implicit differentiation."""
+    """Half the squared distance of the prediction from the target, by implicit differentiation.
 
-    capturable = of_prediction = True
+    Parameters
+    ----------
+    max_norm : float or tuple of float, optional
+        Upper bound on the norm of each row of the output weights; a tuple has one per row.
+    """
+
+    max_norm: float | tuple[float, ...] | None = None
+
+    capturable: ClassVar[bool] = True
+    of_prediction: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        bounds = () if self.max_norm is None else self.max_norm if isinstance(self.max_norm, tuple) else (self.max_norm,)
+        if not all(isinstance(bound, numbers.Real) and float(bound) >= 0 for bound in bounds):
+            raise ValueError(f"the norm of output weights needs bounds of at least 0; got {self.max_norm!r}")
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Predict and return the loss."""
@@ -141,12 +152,25 @@ class SquaredError:
         """Return the loss of given predictions."""
         return 0.5 * (scores - needed(batch.target)).square().sum(-1)
 
-    def slope(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Return the derivative of the loss in the predictions."""
-        return scores - needed(batch.target)
+    def row_norms(self, rows: int) -> list[tuple[float, float]]:
+        """Return the least and the largest norm of every row of the output weights, or nothing if there is no bound."""
+        if self.max_norm is None:
+            return []
+        bounds = self.max_norm if isinstance(self.max_norm, tuple) else (self.max_norm,) * rows
+        if len(bounds) != rows:
+            raise ValueError(f"the norm of output weights needs one bound, or one for each of {rows} outputs; got {bounds}")
+        return [(0.0, float(bound)) for bound in bounds]
+
+    @torch.no_grad()
+    def project(self, net: LRRN) -> None:
+        """Scale rows of the output weights down to the bound."""
+        w = net.W[-1]
+        for row, (_, bound) in zip(w, self.row_norms(len(w)), strict=False):
+            norm = torch.linalg.vector_norm(row).clamp_(min=torch.finfo(w.dtype).tiny)
+            row.mul_((bound / norm).clamp_(max=1))
 
 
-def _at(value: float | tuple[float, float], progress: float | Tensor) -> float | Tensor:
+def at_progress(value: Any, progress: Any) -> Any:
     """Return a number, or the linear interpolation of a pair at ``progress``."""
     if isinstance(value, tuple):
         begin, end = value

@@ -63,6 +63,7 @@ class Objective(Protocol):
     """A loss.
 
     It may also have a method ``project(net)``, called before training and after every step, and two boolean attributes.
+    ``row_norms(rows)`` says that ``project`` only limits the norms of rows of the output weights.
     ``capturable``: neither the loss nor ``project`` synchronises with a CUDA device, so that a CUDA graph can contain them.
     ``of_prediction``: the loss depends on the prediction alone, so that the solver tolerance of a prediction suffices.
     """

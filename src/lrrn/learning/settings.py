@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import final
 
 from torch import Tensor
@@ -63,6 +64,9 @@ class Settings:
     patience : int, optional
         Early stopping, with a validation score: stop after this many epochs without a new best score, and restore the best
         parameters.
+    max_seconds : float, optional
+        Time that a fit may take. Training ends after the first step, or compiled call of a few steps, that ends later, with a
+        warning; it takes at least one.
     max_unconverged : float, default=0.01
         Share of an epoch's solves that may miss the tolerance before training stops with an error.
     seed : int, default=0
@@ -82,6 +86,7 @@ class Settings:
     shifts: int = 0
     reuse_activations: bool = False
     patience: int | None = None
+    max_seconds: float | None = None
     max_unconverged: float = 0.01
     seed: int = 0
 
@@ -93,8 +98,10 @@ class Settings:
         for name in ("weight_decay", "decoupled_weight_decay", "shifts"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
-        if self.max_weight_norm is not None and not self.max_weight_norm > 0:
-            raise ValueError(f"max_weight_norm must be positive or None; got {self.max_weight_norm}")
+        for name in ("max_weight_norm", "max_seconds", "patience"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, Real) and float(value) > 0):
+                raise ValueError(f"{name} must be positive or None; got {value!r}")
         if self.optimizer not in ("sgd", "adam", "adamw"):
             raise ValueError(f"unknown optimizer {self.optimizer!r}; use 'sgd', 'adam' or 'adamw'")
         if self.decoupled_weight_decay and self.optimizer != "adamw":

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lrrn.kernels.cpu.arguments import Course, Rule
 from lrrn.learning.augment import image_side, shifted
 from lrrn.learning.cuda_graph import CapturedSteps
 from lrrn.learning.flat import FlatParameters
-from lrrn.learning.flat_adam import FlatAdam
+from lrrn.learning.flat_adam import FlatAdam, compiles, sgd_rule
 from lrrn.learning.monitor import layer_norms, start_vectors
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.learning.settings import Data, Settings
-from lrrn.learning.steps import GradientBackend, backends
+from lrrn.learning.steps import GradientBackend, SeveralSteps, backends
 from lrrn.network import LRRN
 from lrrn.network.policy import Observer, SolvePolicy
 from lrrn.network.solution import ignore_failures
@@ -45,6 +48,7 @@ class Step:
         self._last = flat.last_weights()
         self._backends: list[GradientBackend] = []
         self._adam: FlatAdam | None = None
+        self._rule: Rule | None = None
         self.optimizer = _optimizer(flat, settings)
         self.vectors = start_vectors(net)
         self.activations: Tensor | None = None
@@ -70,8 +74,13 @@ class Step:
     def begin(self) -> None:
         """Choose the backends; the parameters must be attached."""
         self._backends = backends(self._net, self._objective, self._settings, self._flat, self.aim)
-        if self._flat.vector.is_cuda and FlatAdam.applies(self.optimizer, self._flat):
+        if FlatAdam.applies(self.optimizer, self._flat):
             self._adam = FlatAdam(self.optimizer, self._flat)
+        if compiles(self._flat.vector):
+            limits: list[tuple[float, float]] = getattr(self._objective, "row_norms", lambda rows: [])(len(self._net.W[-1]))
+            more = (self._settings.weight_decay, np.array(limits, dtype=np.float64).reshape(-1, 2))
+            adam = self._adam
+            self._rule = sgd_rule(self.optimizer, self._flat, *more) if adam is None else adam.rule(*more)
 
     def policy(self, observer: Observer) -> SolvePolicy:
         """Return the policy of the solves in training."""
@@ -129,8 +138,57 @@ class Step:
         """Whether backends may gather the rows of the data themselves."""
         return not self._settings.shifts and all(part is None or part.is_contiguous() for part in (data.x, data.target))
 
+    def takes_several(self, data: Data) -> bool:
+        """Whether :meth:`several` applies to these data."""
+        floats = (data.x, data.target, data.weight, self.activations)
+        return (
+            self._rule is not None
+            and isinstance(self._backends[0], SeveralSteps)
+            and (hasattr(self._objective, "row_norms") or not hasattr(self._objective, "project"))
+            and self._settings.max_weight_norm is None
+            and self._readable(data)
+            and all(part is None or part.dtype == self._flat.vector.dtype for part in floats)
+        )
+
+    def several(
+        self, data: Data, order: Tensor, first: int, rates: Sequence[float], progress: Sequence[float], policy: SolvePolicy,
+        loss_sum: float,
+    ) -> tuple[int, float]:  # fmt: skip
+        """Take steps of an epoch, from ``first`` on, in one compiled call, one for each learning rate.
+
+        Return how many were taken, since it stops before a batch with a slowly converging solve, and ``loss_sum`` plus the sum
+        of their losses.
+        """
+        backend, rule, nothing = cast(SeveralSteps, self._backends[0]), cast(Rule, self._rule), self._flat.vector[:0]
+        target, weight, activations = data.target, data.weight, self.activations
+        course = Course(
+            data.x.numpy(),
+            (nothing[None] if target is None else target).numpy(),
+            (nothing if weight is None else weight).numpy(),
+            (nothing[None][:0] if activations is None else activations).numpy(),
+            order.numpy(),
+            self._settings.batch_size,
+            first,
+            np.array(rates),
+        )
+        totals = np.array((loss_sum, 0.0))
+        taken = backend.several(course, np.array(progress), rule, policy, totals)
+        if taken:
+            self.backend = backend.name
+            self.set_rate(rates[taken - 1])
+        return taken, float(totals[0])
+
     def update(self) -> None:
         """Update the parameters by their gradients."""
+        if self._rule is not None:
+            from lrrn.kernels.cpu.several_steps import update
+
+            vector, (rows, width) = self._flat.vector, self._net.W[-1].shape
+            last = self._last[0].storage_offset() - vector.storage_offset()
+            rate = float(self.optimizer.param_groups[0]["lr"])
+            update(vector.numpy(), self._flat.gradient.numpy(), last, width, rows, rate, self._rule)
+            self.project(after_update=True)
+            return
         if self._settings.weight_decay:
             # lambda |W_{L-1}|_F^2
             weights, slope = self._last
@@ -149,10 +207,13 @@ class Step:
             self.optimizer.step()
         self.project()
 
-    def project(self) -> None:
-        """Project the parameters onto the constraints: that of the objective, and the bound on weight norms."""
+    def project(self, after_update: bool = False) -> None:
+        """Project the parameters onto the constraints: that of the objective, and the bound on weight norms.
+
+        A compiled update has limited the norms of rows already.
+        """
         project = getattr(self._objective, "project", None)
-        if project is not None:
+        if project is not None and not (after_update and hasattr(self._objective, "row_norms")):
             project(self._net)
         cap = self._settings.max_weight_norm
         if cap is not None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, final
 
@@ -16,11 +15,14 @@ import torch
 from torch import Tensor
 
 from lrrn.learning import checkpoint
+from lrrn.learning.budget import Budget
 from lrrn.learning.checkpoint import Position
 from lrrn.learning.cuda_graph import CapturedSteps, until_look
 from lrrn.learning.data_parallel import DataParallel
+from lrrn.learning.early_stopping import EarlyStopping
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.identity import identity
+from lrrn.learning.interrupts import first_interrupt
 from lrrn.learning.monitor import SolveCounts, check_health, condition_number, weight_norms
 from lrrn.learning.objectives import Objective
 from lrrn.learning.progress import JsonLines, ProgressBar
@@ -32,6 +34,9 @@ from lrrn.runtime import ranks, storage
 from lrrn.runtime.threads import one_thread
 
 logger = logging.getLogger("lrrn.learning")
+
+BURST = 32
+"""Largest number of steps of a compiled call, a fraction of a second: only after it are time and Ctrl-C looked at."""
 
 Callback = Callable[["Trainer", dict[str, Any]], bool | None]
 """Called after each epoch with the trainer and the epoch's record; returning True ends training."""
@@ -94,8 +99,9 @@ class Trainer:
         self._step = Step(net, objective, settings, self._flat)
         self._captured: CapturedSteps | None = None
         self._rate = schedule(settings.schedule)
-        self._best = [p.detach().clone() for p in net.parameters()]
-        self._interrupted = False
+        self._early = EarlyStopping(net, settings.patience)
+        self._interrupted = self._over = False
+        self._budget = Budget(None)
         self._ranks = ranks.current()
         self._parallel = DataParallel(self._ranks, self._flat)
         for path in (self.checkpoint, log):
@@ -113,7 +119,7 @@ class Trainer:
         return self.position.history
 
     def fit(self, data: Data, validate: Callable[[LRRN], float] | None = None, resume: bool = False) -> list[dict[str, Any]]:
-        """Train to the last epoch, or until a callback or early stopping ends it.
+        """Train to the last epoch, or until a callback, early stopping or ``max_seconds`` ends it.
 
         Parameters
         ----------
@@ -127,14 +133,18 @@ class Trainer:
         Returns
         -------
         list of dict
-            The history: loss, learning rate, seconds, sweeps, condition number, weight norms and backend of each epoch.
+            The history: loss, learning rate, seconds, sweeps, condition number, weight norms and backend of each epoch. If
+            ``max_seconds`` ended training, the last record says so under ``stopped_by``; it may be of a part of an epoch.
         """
+        self._budget, self._over = Budget(self.settings.max_seconds), False
         self._step.check(data)
         identity = self._identity(data)
         self._ranks.check_same("settings or data", identity)
         if self.checkpoint is not None and self._ranks.is_main:
             storage.clear_remains(self.checkpoint)
-        with one_thread(), self._flat.attached(), self._interruptible():
+        # Ctrl-C stops after the current step and a checkpoint
+        interruptible = nullcontext() if self.checkpoint is None else first_interrupt(self.interrupt)
+        with one_thread(), self._flat.attached(), interruptible:
             if not (resume and self._resume(identity)):
                 self._ranks.copy_main(self._flat.vector)
                 self._step.project()
@@ -146,12 +156,12 @@ class Trainer:
             lines = JsonLines(self.log if self._ranks.is_main else None, self.history)
             visible = self.verbose and self._ranks.is_main
             with self._captures(data), ProgressBar(visible, self.position.stage, total, done) as self._bar:
-                while self.position.epoch < self.settings.epochs and not self._out_of_patience:
+                while self.position.epoch < self.settings.epochs and not self._early.ends(self.position):
                     self._epoch(data)
                     if self._finish_epoch(data, validate, lines):
                         break
         if validate is not None and self.settings.patience is not None:
-            self._return_to_best()
+            self._early.restore()
         return self.history
 
     def interrupt(self) -> None:
@@ -177,13 +187,17 @@ class Trainer:
         self._shared, self._saved = position.step, time.monotonic()
         if self._captured is not None:
             self._captured_epoch(self._captured, order, n_steps)
-        while position.step < n_steps:
+        several = not self._ranks.connected and self._step.takes_several(data)
+        while position.step < n_steps and not self._over:
+            if several and self._take_several(data, order, n_steps):
+                continue
             rows = order[position.step * size : (position.step + 1) * size]
             moment = position.epoch * n_steps + position.step
             self._step.set_rate(settings.learning_rate * self._rate(moment / (settings.epochs * n_steps)))
             loss, stop, due = self._take(data, rows.to(data.x.device), moment, settings.epochs * n_steps)
-            self._note_steps(1, loss * rows.shape[0], rows.shape[0])
-            if stop or due:
+            position.loss_sum += loss * rows.shape[0]
+            self._note_steps(1, loss, rows.shape[0])
+            if stop or due or self._over:
                 self._keep(order, stop)
         self._share(order)
 
@@ -205,19 +219,40 @@ class Trainer:
             counts.missed += missed
             counts.missed_phase = "captured step" if missed else counts.missed_phase
             position.captured_sweeps = captured.sweeps
+            position.loss_sum += loss
             self._note_steps(steps, loss, steps * settings.batch_size)
-            if self._interrupted or self._due:
-                self._keep(order, self._interrupted)
+            self._look_around(order)
+            if self._over:
+                break
             if captured.exhausted and missed > settings.max_unconverged * samples:
                 logger.info("%d of %d solves of captured steps do not converge: over to single steps", missed, samples)
                 self._captured = None
                 break
         self._step.set_rate(rates[-1])
 
+    def _take_several(self, data: Data, order: Tensor, n_steps: int) -> bool:
+        """Take some steps in one compiled call; return whether there were any."""
+        position, settings = self.position, self.settings
+        total, before = settings.epochs * n_steps, position.epoch * n_steps
+        progress = [(before + step) / total for step in range(position.step, min(position.step + BURST, n_steps))]
+        rates = [settings.learning_rate * self._rate(share) for share in progress]
+        steps, loss_sum = self._step.several(data, order, position.step, rates, progress, self._policy, position.loss_sum)
+        if steps:
+            begin, end = (min(step * settings.batch_size, len(order)) for step in (position.step, position.step + steps))
+            position.loss_sum = loss_sum
+            self._note_steps(steps, loss_sum, end - begin)
+            self._look_around(order)
+        return steps > 0
+
+    def _look_around(self, order: Tensor) -> None:
+        """After some steps in a single process: see whether the time is over, a checkpoint is due, or Ctrl-C was pressed."""
+        self._over = self._budget.spent
+        if self._interrupted or self._due or self._over:
+            self._keep(order, self._interrupted)
+
     def _note_steps(self, steps: int, loss: float, n: int) -> None:
-        """Update position and progress bar after some steps with this sum of losses over ``n`` samples."""
+        """Update position and progress bar after some steps with ``n`` samples; raise if the loss is not finite."""
         position = self.position
-        position.loss_sum += loss
         position.weight_sum += n
         position.step += steps
         if loss != loss or loss in (float("inf"), float("-inf")):
@@ -251,12 +286,13 @@ class Trainer:
         due, n = self._due, rows.shape[0]
         mine = rows[self._ranks.part(n)] if self._ranks.connected else rows
         loss = float(self._step.gradients(data, mine, moment, total_steps, n, self._policy))
-        loss, stop, due = self._parallel.add_gradients(loss, self._interrupted, due)
+        flags = (self._interrupted, due, self._budget.spent)
+        loss, stop, due, self._over = self._parallel.add_gradients(loss, *flags)
         self._step.update()
         return loss, stop, due
 
     def _finish_epoch(self, data: Data, validate: Callable[[LRRN], float] | None, lines: JsonLines) -> bool:
-        """Record the epoch, check for divergence, and return whether training should end."""
+        """Record the epoch or the part of it that was made, check for divergence, and return whether training should end."""
         position, counts = self.position, self._counts
         loss = position.loss_sum / position.weight_sum
         counts.samples, counts.sweeps, counts.missed = position.samples, position.sweeps, position.missed
@@ -270,7 +306,7 @@ class Trainer:
             "loss": loss,
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             "seconds": seconds,
-            "samples_per_second": len(data) / seconds,
+            "samples_per_second": position.weight_sum / seconds,
             "sweeps": counts.sweeps / max(counts.samples, 1),
             "unconverged": counts.missed,
             "backend": self._step.backend,
@@ -278,13 +314,13 @@ class Trainer:
             "weight_norms": norms,
         }
         if validate is not None:
-            score = self._ranks.on_main(lambda: float(validate(self.net)))
-            record["validation_score"] = score
-            if position.best_score is None or score > position.best_score:
-                position.best_score, position.best_epoch = score, position.epoch + 1
-                with torch.no_grad():
-                    for best, p in zip(self._best, self.net.parameters(), strict=True):
-                        best.copy_(p)
+            score = record["validation_score"] = self._ranks.on_main(lambda: float(validate(self.net)))
+            self._early.note(position, score)
+        whole = position.weight_sum == len(data)
+        self._over = self._over and not (whole and position.epoch + 1 == self.settings.epochs)
+        if self._over:
+            record["stopped_by"] = "max_seconds"
+            self._warn_of_time(len(data))
         position.history.append(record)
         position.epoch, position.step = position.epoch + 1, 0
         position.loss_sum = position.weight_sum = 0.0
@@ -294,8 +330,22 @@ class Trainer:
         logger.debug("epoch %d: loss %.4g, condition number %.3g", position.epoch, loss, condition)
         # every callback is called, also after one that ends training
         stop = self._ranks.on_main(lambda: True in [bool(callback(self, record)) for callback in self.callbacks])
-        self._save()
-        return stop
+        if whole:  # the checkpoint within an epoch was written before
+            self._save()
+        return stop or self._over
+
+    def _warn_of_time(self, n: int) -> None:
+        """Issue scikit-learn's ConvergenceWarning: how far training came does now depend on the machine."""
+        from sklearn.exceptions import ConvergenceWarning
+
+        position, settings = self.position, self.settings
+        warnings.warn(
+            f"max_seconds={settings.max_seconds:g} ended training in epoch {position.epoch + 1} of {settings.epochs}, after "
+            f"{position.weight_sum:.0f} of its {n} samples. Raise max_seconds, or lower epochs so that the learning rate "
+            "decreases in time",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
 
     def _order(self, n: int) -> Tensor:
         """Return the order of samples in the current epoch, a function of seed, stage and epoch only."""
@@ -309,7 +359,7 @@ class Trainer:
     def _carried(self) -> dict[str, Sequence[Tensor]]:
         return {
             "parameter": [p.detach() for p in self.net.parameters()],
-            "best": self._best,
+            "best": self._early.best,
             "vector": self._step.vectors,
             "activations": [] if self._step.activations is None else [self._step.activations],
         }
@@ -339,34 +389,3 @@ class Trainer:
             self.optimizer.load_state_dict(self._ranks.on_main(self.optimizer.state_dict))
         logger.info("resumed from %s after epoch %d, step %d", path, position.epoch, position.step)
         return True
-
-    @torch.no_grad()
-    def _return_to_best(self) -> None:
-        for p, best in zip(self.net.parameters(), self._best, strict=True):
-            p.copy_(best)
-
-    @property
-    def _out_of_patience(self) -> bool:
-        """Whether early stopping has ended the run; a resumed run then ends at once."""
-        position, patience = self.position, self.settings.patience
-        if patience is None or position.best_score is None or position.step > 0:
-            return False
-        return position.epoch - position.best_epoch >= patience
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Handle Ctrl-C: the first stops after the current step and a checkpoint, the second stops immediately."""
-        if self.checkpoint is None or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.getsignal(signal.SIGINT)
-
-        def stop(*_: Any) -> None:
-            self._interrupted = True
-            signal.signal(signal.SIGINT, before)
-
-        signal.signal(signal.SIGINT, stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)

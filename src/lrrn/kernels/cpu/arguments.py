@@ -27,3 +27,39 @@ class PackedQP(NamedTuple):
     place: Any  # (dim,) int64: padded number of each unit
     lo: Any  # (1 or n, dim)
     hi: Any
+
+
+class Rule(NamedTuple):
+    """How the parameters are updated: by Adam or AdamW, or by plain gradient descent if ``mean`` is empty."""
+
+    decay: Any  # (p,): decoupled weight decay; negative for parameters that are not trained
+    mean: Any  # (p or 0,): Adam's moving averages of the gradient and of its square
+    square: Any
+    taken: Any  # (k,): how many steps Adam has taken, the same number k times
+    beta_mean: float
+    beta_square: float
+    eps: float
+    penalty: float  # lambda: the loss has lambda |W_{L-1}|_F^2 added
+    norms: Any  # (rows or 0, 2): the least and the largest norm of each row of W_{L-1}; no limits if empty
+
+
+class Course(NamedTuple):
+    """Consecutive steps of an epoch, and the data they are about."""
+
+    inputs: Any  # (samples, d_0)
+    targets: Any  # (samples, d_L), or empty
+    weights: Any  # (samples or 0,): factors on the losses; one if empty
+    activations: Any  # (samples or 0, free units), in and out: warm starts of the free phase
+    order: Any  # (samples,) int64: the order of the epoch
+    size: int  # samples of a step; the last may have fewer
+    first: int  # the step to begin with
+    rates: Any  # (steps,): learning rates of the steps to take
+
+
+class Loss(NamedTuple):
+    """A loss of the prediction: half the squared error, or cross-entropy with a margin; one number per step."""
+
+    squared: bool
+    margin: Any  # (steps,) float64
+    temperature: Any
+    size: Any  # of the adversarial perturbation of the inputs

@@ -131,7 +131,7 @@ def _add_constant(net: Network, k: int, below: Any, above: Any, sign: Any, losse
 
 
 @kernel
-def _gather(data: Any, rows: Any) -> Any:
+def gather(data: Any, rows: Any) -> Any:
     """Return some rows of an array."""
     out = np.empty((rows.shape[0], data.shape[1]), data.dtype)
     for i in range(rows.shape[0]):
@@ -201,8 +201,8 @@ def energy_step(
     last = n_layers - 1
     n_free = last if eliminated else n_layers
     free, clamped = sign_free != 0, sign_clamped != 0
-    x = _gather(inputs, rows)
-    y = _gather(targets, rows if clamped else rows[:0])
+    x = gather(inputs, rows)
+    y = gather(targets, rows if clamped else rows[:0])
     q = np.empty(z_free.shape, dtype)
     linear(net, n_free, x, q)
     for i in range(n):

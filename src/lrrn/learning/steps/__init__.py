@@ -1,5 +1,7 @@
 """Backends that compute the gradient of a batch, in order of preference; the first that applies runs.
 
+The two compiled ones also take several steps in one call, updates included.
+
 =======================  ================================================================================================
 ``compiled``             solves and derivatives of a signed sum of energies in one compiled call on the CPU
 ``triton``               the same in a few Triton kernels, inside a CUDA graph
@@ -14,7 +16,7 @@ from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Objective
 from lrrn.learning.settings import Settings
 from lrrn.learning.steps.autograd import Autograd
-from lrrn.learning.steps.base import GradientBackend
+from lrrn.learning.steps.base import GradientBackend, SeveralSteps
 from lrrn.learning.steps.compiled_cpu import CompiledCpu
 from lrrn.learning.steps.prediction import CompiledPrediction
 from lrrn.learning.steps.triton import TritonKernels
@@ -28,4 +30,4 @@ def backends(net: LRRN, objective: Objective, settings: Settings, flat: FlatPara
     return [kind(net, objective, flat, aim) for kind in BACKENDS if kind.applies(net, objective, settings)]
 
 
-__all__ = ["BACKENDS", "GradientBackend", "backends"]
+__all__ = ["BACKENDS", "GradientBackend", "SeveralSteps", "backends"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
+from lrrn.kernels.cpu.arguments import Course, Rule
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch, Objective
 from lrrn.learning.settings import Settings
 from lrrn.network import LRRN
+from lrrn.network.policy import SolvePolicy
 
 
 class GradientBackend(Protocol):
@@ -56,6 +59,36 @@ class GradientBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class SeveralSteps(Protocol):
+    """A backend that takes several steps in one call, updates included."""
+
+    name: str
+
+    def several(self, course: Course, progress: np.ndarray, rule: Rule, policy: SolvePolicy, totals: np.ndarray) -> int:
+        """Take steps; return how many were taken: 0 if it does not apply to such batches, fewer if one converges slowly.
+
+        Parameters
+        ----------
+        course : Course
+            The steps, and the data.
+        progress : array of shape (n_steps,)
+            Completed share of training before each step.
+        rule : Rule
+            How the parameters are updated.
+        policy : SolvePolicy
+        totals : float64 array of shape (2,)
+            The sum of losses, added to step by step, and the number of sweeps.
+        """
+        ...
+
+
 def shares(like: Tensor, weight: Tensor | None, here: int, n: int) -> Tensor:
     """Return the factors of ``here`` samples in the mean over ``n``."""
     return like.new_full((here,), 1 / n) if weight is None else weight / n
+
+
+def course_samples(course: Course, steps: int) -> int:
+    """Return the number of samples of the first steps of a course."""
+    first = course.first * course.size
+    return min(first + steps * course.size, len(course.order)) - first if steps else 0

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from lrrn.kernels.constants import LANES
-from lrrn.kernels.cpu.arguments import Network, PackedQP
+from lrrn.kernels.cpu.arguments import Course, Network, PackedQP, Rule
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.learning.settings import Settings
-from lrrn.learning.steps.base import shares
+from lrrn.learning.steps.base import course_samples, shares
 from lrrn.network import LRRN
-from lrrn.network.policy import Observer
-from lrrn.network.small_batch import gram, structure_of
+from lrrn.network.policy import Observer, SolvePolicy
+from lrrn.network.small_batch import CACHED, gram, structure_of
 from lrrn.runtime.threads import side_by_side
 from lrrn.solvers.coordinate_descent import panel_plan
 
@@ -149,6 +149,21 @@ class CompiledCpu:
         self._count(counts, n * self._phases, spent)
         batch.activations = torch.from_numpy(start) if self._signs[0] else None
         return float(arrays[4] @ arrays[1])
+
+    def several(self, course: Course, progress: np.ndarray, rule: Rule, policy: SolvePolicy, totals: np.ndarray) -> int:
+        """Take steps in one compiled call, if their batches are too small to be split and W_0 is small."""
+        from lrrn.kernels.cpu.several_steps import energy_steps
+
+        first = self._first.numpy()
+        if parts_of(course.size) > 1 or first.nbytes > CACHED or (self._signs[1] and not course.targets.size):
+            return 0
+        network, eliminated, *phases = self._fixed
+        taken = energy_steps(
+            network, eliminated, first, self._gram.numpy(), *phases, *self._signs, self._tol, SWEEPS, self._zero_is_feasible,
+            course, rule, self._gradient, totals,
+        )  # fmt: skip
+        self._count(policy.observer, self._phases * course_samples(course, taken), int(totals[1]))
+        return taken
 
     @staticmethod
     def _count(counts: Observer, samples: int, sweeps: int) -> None:

@@ -1,26 +1,28 @@
-"""Gradients of losses of the prediction on the CPU: compiled solves and derivatives, the loss in closed form, no autograd."""
+"""Gradients of losses of the prediction on the CPU: solves, loss and derivatives in one compiled call."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import cast, final
+from typing import Any, cast, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lrrn.kernels.cpu.arguments import Course, Loss, Network, PackedQP, Rule
 from lrrn.learning.flat import FlatParameters
-from lrrn.learning.losses import CrossEntropy, Margin, SquaredError
+from lrrn.learning.losses import CrossEntropy, Margin, SquaredError, at_progress
+from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, Objective
 from lrrn.learning.settings import Settings
-from lrrn.learning.steps.base import shares
+from lrrn.learning.steps.base import course_samples, shares
 from lrrn.network import LRRN
-from lrrn.network.implicit import ADJOINT, FORWARD
-from lrrn.network.small_batch import SmallBatch, fit
+from lrrn.network.policy import SolvePolicy
+from lrrn.network.small_batch import CACHED, SWEEPS, Structure, fit, gram
 
 
 @final
 class CompiledPrediction:
-    """Differentiates a loss of the prediction by two compiled calls, and by two more for adversarial inputs.
+    """Differentiates a loss of the prediction, at adversarial inputs if asked for.
 
     It computes the same as :class:`Autograd`. A batch that is too large, or that has a slowly converging solve, is passed to
     the next backend.
@@ -31,6 +33,10 @@ class CompiledPrediction:
 
     def __init__(self, net: LRRN, objective: Objective, flat: FlatParameters, aim: float) -> None:
         self._net, self._objective, self._flat = net, cast(Margin | CrossEntropy | SquaredError, objective), flat
+        self._first = net.W[0].detach()
+        self._fixed: tuple[Any, ...] = ()
+        attacks = isinstance(objective, Margin) and objective.adversarial_eps != 0
+        self._solves = 4 if attacks else 2
 
     @staticmethod
     def applies(net: LRRN, objective: Objective, settings: Settings) -> bool:
@@ -38,44 +44,75 @@ class CompiledPrediction:
         return isinstance(objective, Margin | CrossEntropy | SquaredError) and net.W[0].device.type == "cpu"
 
     @torch.no_grad()
-    def gradients(self, batch: Batch, weight: Tensor | None, n: int, rows: Tensor | None) -> Tensor | None:
+    def gradients(self, batch: Batch, weight: Tensor | None, n: int, rows: Tensor | None) -> float | None:
         """Return None if the batch is too large, or has a slowly converging solve; ``batch.start`` is then the last iterate."""
-        structure = fit(batch.policy, self._net.energy_now(), batch.x)
+        structure = self._structure(batch.policy, batch.x)
         if structure is None or batch.target is None or batch.x.dtype != self._flat.vector.dtype:
             return None
-        loss, objective, moved = None, self._objective, batch
-        small = SmallBatch(structure, self._flat.vector, batch.x, batch.policy.tolerances(batch.x.dtype))
-        scores = self._scores(small, batch)
-        if scores is not None and isinstance(objective, Margin) and objective.adversarial_eps != 0:
-            d_x = self._derivatives(small, batch, objective.attack_slope(scores, batch), batch.x.new_empty(0))
-            if d_x is None:
-                return None
-            moved = replace(batch, x=objective.attacked(d_x, batch), start=batch.activations)
-            small = small.at(moved.x)
-            scores = self._scores(small, moved)
-        if scores is not None:
-            share = shares(batch.x, weight, len(batch.x), n)
-            slope = objective.slope(scores, batch).mul_(share[:, None])
-            if self._derivatives(small, batch, slope, self._flat.gradient) is not None:
-                loss = torch.dot(objective.loss(scores, batch), share)
-        return loss
+        from lrrn.kernels.cpu.predicted_loss import prediction_step
+
+        share = shares(batch.x, weight, len(batch.x), n).numpy()
+        z = batch.x.new_zeros((len(batch.x), structure.lo.shape[1]))
+        cold = batch.start is None and structure.from_zero
+        if not cold:
+            torch.clamp(z if batch.start is None else batch.start.to(z.dtype), structure.lo, structure.hi, out=z)
+        goal, sweeps, losses = batch.policy.tolerances(z.dtype), np.zeros(1, np.int64), np.empty(len(z))
+        arrays = (batch.x.contiguous().numpy(), batch.target.contiguous().numpy(), np.arange(len(z)), share)
+        if structure.reconstructs:
+            gram(self._first, torch.from_numpy(self._fixed[-1]))
+        done = prediction_step(
+            *self._fixed, *arrays, self._loss(np.array([float(batch.progress)])), 0, goal.aim, goal.limit, SWEEPS, cold,
+            z.numpy(), sweeps, losses, self._flat.gradient.numpy(),
+        )  # fmt: skip
+        self._count(batch.policy, self._solves * len(z) if done else 0, int(sweeps[0]))
+        if not done:
+            batch.start = z
+            return None
+        batch.activations = z
+        return float(losses @ share)
+
+    def several(self, course: Course, progress: np.ndarray, rule: Rule, policy: SolvePolicy, totals: np.ndarray) -> int:
+        """Take steps in one compiled call, if their batches are small."""
+        structure, first = self._structure(policy, torch.from_numpy(course.inputs[: course.size])), self._first.numpy()
+        if structure is None or not course.targets.size or first.nbytes > CACHED:
+            return 0
+        from lrrn.kernels.cpu.several_steps import prediction_steps
+
+        goal = policy.tolerances(self._first.dtype)
+        taken = prediction_steps(
+            *self._fixed, first, self._loss(progress), goal.aim, goal.limit, SWEEPS, structure.from_zero,
+            course, rule, self._flat.gradient.numpy(), totals,
+        )  # fmt: skip
+        self._count(policy, self._solves * course_samples(course, taken), int(totals[1]))
+        return taken
+
+    def _structure(self, policy: SolvePolicy, x: Tensor) -> Structure | None:
+        """Return the structure of the network if the compiled passes apply to such a batch; prepare their arguments."""
+        structure, first = fit(policy, self._net.energy_now(), x), self._first
+        if structure is not None and not self._fixed:
+            flat, (layout, place, units, length) = self._flat.vector.numpy(), structure.plan
+            bounds, wide = (structure.lo.numpy(), structure.hi.numpy()), flat.dtype == np.float64
+            panels, inverse = (np.empty(size if wide else 0, np.float32) for size in (length, units))
+            width = len(first) if structure.reconstructs else 0
+            self._fixed = (
+                Network(flat, *structure.layers), structure.n_free,
+                PackedQP(np.zeros(length, flat.dtype), layout, np.zeros(units, flat.dtype), place, *bounds),
+                PackedQP(panels, layout, inverse, place, *bounds),
+                np.empty((width, width), flat.dtype),
+            )  # fmt: skip
+        return structure
+
+    def _loss(self, progress: np.ndarray) -> Loss:
+        """Return the arguments that describe the loss, for steps at some shares of training."""
+        objective, ones = self._objective, np.ones(len(progress))
+        if isinstance(objective, Margin):
+            numbers = (objective.margin, objective.temperature, objective.adversarial_eps)
+            return Loss(False, *(at_progress(number, progress) * ones for number in numbers))
+        return Loss(isinstance(objective, SquaredError), 0 * ones, ones, 0 * ones)
 
     @staticmethod
-    def _scores(small: SmallBatch, batch: Batch) -> Tensor | None:
-        """Solve the free phase and return the prediction; None if it does not converge within a few sweeps."""
-        found = small.minimise(batch.start, with_output=True)
-        if not found.converged:
-            batch.start = found.solution.z
-            return None
-        batch.policy.observer(found.solution, found.scale, small.tolerances.must, FORWARD)
-        batch.activations = found.solution.z
-        return found.output
-
-    @staticmethod
-    def _derivatives(small: SmallBatch, batch: Batch, slope: Tensor, out: Tensor) -> Tensor | None:
-        """Write derivatives in the parameters to ``out``; return those in x if ``out`` is empty, and None if this failed."""
-        found = small.adjoint(slope, out, with_x=len(out) == 0, of_output=True)
-        if found is None:
-            return None
-        batch.policy.observer(found.solution, found.scale, small.tolerances.must, ADJOINT)
-        return out if found.d_x is None else found.d_x
+    def _count(policy: SolvePolicy, samples: int, sweeps: int) -> None:
+        """Add to the counts of the trainer; other observers are notified only of solves that are not compiled."""
+        if isinstance(policy.observer, SolveCounts):
+            policy.observer.samples += samples
+            policy.observer.sweeps += sweeps
