@@ -109,7 +109,7 @@ def test_reconstruction_undoes_the_layers_one_by_one_inside_their_sets():
     z = [random_input(7, d, seed=d) for d in (5, 4, 3)]
     # from layer 1 it is what the energy's reconstruction term compares with x
     x = random_input(7, 6)
-    torch.testing.assert_close(energy.reconstruct(z[0], 1) - x, energy._mismatch(0, x, z[0])[1])
+    torch.testing.assert_close(energy.reconstruct(z[0], 1) - x, energy.mismatch(0, x, z[0])[1])
     w, c = ([p.detach().numpy() for p in group] for group in (net.W, net.c))
     by_hand = np.clip(z[1].numpy() @ w[1] - c[1], -1, 1) @ w[0] - c[0]
     np.testing.assert_allclose(energy.reconstruct(z[1], 2).numpy(), by_hand, rtol=1e-12, atol=1e-12)

@@ -64,6 +64,34 @@ def slope_gradients(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> Gr
     return _gradients(energy, x, zs, ws, ())
 
 
+def activation_gradient(energy: LiftedEnergy, x: Tensor, z: Tensor) -> Tensor:
+    """Return H z - q(x), the gradient of E in the stacked activations of the free phase, of shape (n, dim).
+
+    Unlike :meth:`BoxQP.gradient`, it is differentiable in everything, and can be mapped over.
+    """
+    parts: list[Tensor] = []
+    below = x
+    for k, above in enumerate(z.split(energy.free_sizes, dim=-1) if energy.n_free else ()):
+        a, beta, w = energy.discounts[k], energy.beta[k], energy.weights[k]
+        regression, reconstruction = energy.mismatch(k, below, above)
+        pull = -regression @ w
+        push = regression
+        if reconstruction is not None:
+            push, pull = push + beta * (reconstruction @ w.mT), pull - beta * reconstruction
+        if k > 0:
+            parts[-1] = parts[-1] + a * pull
+        parts.append(a * push)
+        below = above
+    return torch.cat(parts, dim=-1) if parts else torch.zeros_like(z)
+
+
+def hessian_product(energy: LiftedEnergy, z: Tensor) -> Tensor:
+    """Return H z for rows of ``z``, differentiable in everything."""
+    none = (None,) * energy.n_layers
+    linear = LiftedEnergy(energy.weights, none, none, energy.beta, energy.gamma, energy.intervals)
+    return activation_gradient(linear, z.new_zeros((z.shape[0], energy.sizes[0])), z)
+
+
 Layer = tuple[Tensor, Tensor | None, Tensor | None]
 """Derivatives in W, b and c of one layer."""
 

@@ -104,14 +104,14 @@ class LiftedEnergy:
         """
         total = x.new_zeros(x.shape[0])
         for k, a in enumerate(self.discounts):
-            regression, reconstruction = self._mismatch(k, x if k == 0 else z[k - 1], z[k])
+            regression, reconstruction = self.mismatch(k, x if k == 0 else z[k - 1], z[k])
             total = total + 0.5 * a * regression.square().sum(-1)
             if reconstruction is not None:
                 total = total + 0.5 * a * self.beta[k] * reconstruction.square().sum(-1)
         return total
 
     @in_full_precision
-    def _mismatch(self, k: int, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor | None]:
+    def mismatch(self, k: int, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return z_{k+1} - W_k z_k - b_k and, where beta_k > 0, W_k^T z_{k+1} - z_k - c_k."""
         w, b, c = self.weights[k], self.b[k], self.c[k]
         regression = above - below @ w.mT

@@ -6,7 +6,7 @@ symmetric contrastive difference 1/2 [E(z* + w) - E(z* - w)], the limit of equil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, final
 
@@ -17,16 +17,10 @@ from torch.autograd.function import FunctionCtx
 
 from lrrn.energy import LiftedEnergy
 from lrrn.energy.derivatives import slope_gradients
-from lrrn.network.policy import SolvePolicy
+from lrrn.network.policy import ADJOINT, FORWARD, SolvePolicy
 from lrrn.network.small_batch import SmallBatch, Structure, fit
+from lrrn.network.transforms import EnergyOf, refuse_mapped, transformable_minimiser, transforms_active
 from lrrn.qp import row_norms
-
-FORWARD, ADJOINT = "forward pass", "adjoint"
-"""Names of the phases that are solved here."""
-
-
-EnergyOf = Callable[[Sequence[Tensor]], LiftedEnergy]
-"""Builds the energy of a list of parameters."""
 
 
 def minimiser(
@@ -53,6 +47,8 @@ def minimiser(
     energy : LiftedEnergy, optional
         Energy of these parameters, detached. If given, its Hessian is reused instead of being built again.
     """
+    if transforms_active():
+        return transformable_minimiser(energy_of, policy, x, parameters)
     structure = fit(policy, energy_of(parameters) if energy is None else energy, x)
     return _Minimiser.apply(_Way(energy_of, policy, structure, False), energy, start, x, *parameters)
 
@@ -63,6 +59,8 @@ def prediction(energy_of: EnergyOf, policy: SolvePolicy, x: Tensor, parameters: 
     The compiled passes for small batches compute the output themselves: a separate read-out would add a third to their time.
     """
     energy = energy_of(parameters)
+    if transforms_active():
+        return energy.output(x, transformable_minimiser(energy_of, policy, x, parameters))
     structure = fit(policy, energy, x)
     compiled = structure is not None
     z_or_output: Tensor = _Minimiser.apply(_Way(energy_of, policy, structure, compiled), None, None, x, *parameters)
@@ -116,6 +114,7 @@ class _Minimiser(torch.autograd.Function):
         way: _Way = ctx.way
         x, z, *parameters = ctx.saved_tensors
         grads: tuple[Tensor | None, ...]
+        refuse_mapped(given)
         with torch.no_grad(), without_autocast(x.device):
             found, flat = None, x.new_empty(sum(p.numel() for p in parameters))
             if ctx.small is not None:
@@ -125,37 +124,44 @@ class _Minimiser(torch.autograd.Function):
                 grads = (found.d_x, *_unflatten_dense_tensors(flat, parameters))
             else:
                 energy = way.energy_of([p.detach() for p in parameters]) if ctx.energy is None else ctx.energy
-                backward = _read_out_backward if way.reads_out else _general_backward
-                grads = backward(ctx, energy, given, x, z)
+                backward = prediction_backward if way.reads_out else _general_backward
+                grads = backward(Asked(way.policy, ctx.needs_input_grad[3:]), energy, given, x, z)
         if torch.is_grad_enabled():
             grads = tuple(None if grad is None else _FirstDerivativeOnly.apply(grad, given, x, *parameters) for grad in grads)
         return None, None, None, *grads
 
 
-def _general_backward(ctx: Any, energy: LiftedEnergy, v: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor | None, ...]:
+class Asked(NamedTuple):
+    """How to solve the adjoint, and whether derivatives in x and in each parameter are needed."""
+
+    policy: SolvePolicy
+    needed: tuple[bool, ...]
+
+
+def _general_backward(asked: Asked, energy: LiftedEnergy, v: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor | None, ...]:
     # the adjoint is linear in v, so solve it for unit vectors: tol is then relative to the gradient itself
     size = row_norms(v)[:, None].to(v.dtype)
     unit = v / torch.where(size > 0, size, 1)
-    w = ctx.way.policy.solve(energy.adjoint(z, unit), ADJOINT).z * size
-    d_x = torch.zeros_like(x) if ctx.needs_input_grad[3] else None
+    w = asked.policy.solve(energy.adjoint(z, unit), ADJOINT).z * size
+    d_x = torch.zeros_like(x) if asked.needed[0] else None
     if d_x is not None and energy.n_free:
         # dloss/dx = a_0 (1 + beta_0) W_0^T w_1
         first = w[:, : energy.sizes[1]]
         d_x = (first @ energy.weights[0]).mul_(energy.discounts[0] * (1 + energy.beta[0]))
-    if not any(ctx.needs_input_grad[4:]):
-        return d_x, *(None for _ in ctx.needs_input_grad[4:])
+    if not any(asked.needed[1:]):
+        return d_x, *(None for _ in asked.needed[1:])
     return d_x, *(slope.neg_() for slope in slope_gradients(energy, x, z, w).flat())
 
 
-def _read_out_backward(ctx: Any, energy: LiftedEnergy, d_y: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor | None, ...]:
+def prediction_backward(asked: Asked, energy: LiftedEnergy, d_y: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor | None, ...]:
     """Compute what :func:`_general_backward` does, from derivatives with respect to the output."""
     v = torch.zeros_like(z)
     if not energy.eliminated:
         v[:, -energy.sizes[-1] :] = d_y
-        return _general_backward(ctx, energy, v, x, z)
+        return _general_backward(asked, energy, v, x, z)
     width, last = energy.sizes[-2], energy.n_layers - 1
     v[:, -width:] = d_y @ energy.weights[-1]
-    d_x, *derivatives = _general_backward(ctx, energy, v, x, z)
+    d_x, *derivatives = _general_backward(asked, energy, v, x, z)
     # y = W_{L-1} z_{L-1} + b_{L-1}
     derivatives[last] = d_y.mT @ z[:, -width:]
     if energy.b[-1] is not None:
@@ -174,6 +180,6 @@ class _FirstDerivativeOnly(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         raise NotImplementedError(
-            "LRRN has first derivatives only: its prediction is piecewise affine in x, and second derivatives in the "
-            "parameters are not implemented. Do not differentiate through a gradient taken with create_graph=True"
+            "LRRN has first derivatives only outside of torch.func: do not differentiate through a gradient taken with "
+            "create_graph=True. torch.func.hessian, or torch.func.grad twice, has second derivatives"
         )

@@ -14,11 +14,13 @@ from lrrn.bounds import LipschitzBound
 from lrrn.bounds.multiplier import network_multipliers
 from lrrn.energy import LiftedEnergy
 from lrrn.energy.constraints import ConstraintSpec, interval
+from lrrn.network.graph_op import graph_prediction
 from lrrn.network.implicit import minimiser, prediction, without_autocast
 from lrrn.network.judging import judged
 from lrrn.network.policy import SolvePolicy
 from lrrn.network.solution import ON_FAILURE, Solution, check_on_failure
 from lrrn.network.structure import checked_beta, checked_gamma, checked_sizes, hidden_intervals, initial_weight
+from lrrn.network.transforms import unwrapped
 from lrrn.qp import DEFAULT_TOL, BoxQP
 from lrrn.solvers import solve
 
@@ -129,7 +131,7 @@ class LRRN(nn.Module):
         return SolvePolicy(self.solver, self.tol, None, self.max_sweeps)
 
     def forward(self, x: Tensor, policy: SolvePolicy | None = None) -> Tensor:
-        """Predict z_L*(x), differentiable once in ``x`` and the parameters.
+        """Predict z_L*(x), differentiable once in ``x`` and the parameters, and more often under ``torch.func``.
 
         Parameters
         ----------
@@ -147,7 +149,10 @@ class LRRN(nn.Module):
         with without_autocast(x.device):
             wide = flat.to(self._solve_dtype(x))
             parameters = [p.to(wide.dtype) for p in self.flat_parameters()]
-            output = prediction(self.energy_of, policy or self.policy, wide, parameters)
+            if torch.compiler.is_compiling():
+                output = graph_prediction(self.energy_of(parameters), policy or self.policy, wide)
+            else:
+                output = prediction(self.energy_of, policy or self.policy, wide, parameters)
         return output.to(x.dtype).reshape(*x.shape[:-1], self.sizes[-1])
 
     def minimise(
@@ -384,6 +389,9 @@ def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
 
 
 def _check_finite(t: Tensor, name: str) -> None:
+    if torch.compiler.is_compiling():
+        return  # the operator in the graph checks its input
+    t = unwrapped(t).flatten(end_dim=-2)
     if math.isfinite(float(t.detach().sum())):  # a finite sum implies finite entries, and is faster to check
         return
     finite = t.isfinite()

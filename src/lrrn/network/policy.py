@@ -16,6 +16,8 @@ from lrrn.solvers import solve, solve_fixed
 
 Observer = Callable[[QPSolution, Tensor, float, str], None]
 """Called after every solve with the solution, the scale of each residual, the tolerance and the name of the phase."""
+FORWARD, ADJOINT = "forward pass", "adjoint"
+"""Names of the phases that the differentiable passes solve."""
 AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
 """Target relative residual of the differentiable passes while they make progress, if ``tol`` is not set."""
 

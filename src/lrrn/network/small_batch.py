@@ -8,7 +8,6 @@ fit enters.
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -66,7 +65,7 @@ class SmallBatch:
 
     def __init__(self, structure: Structure, parameters: Tensor, x: Tensor, tolerances: Tolerances) -> None:
         self.tolerances, self._parameters, self._structure = tolerances, parameters.detach(), structure
-        flat, self._x, self._packed = self._parameters.numpy(), x.detach().contiguous().numpy(), False
+        flat, self._x = self._parameters.numpy(), x.detach().contiguous().numpy()
         layout, place, units, length = structure.plan
         lo, hi, wide = structure.lo.numpy(), structure.hi.numpy(), flat.dtype == np.float64
         panels, inverse = (np.empty(size if wide else 0, np.float32) for size in (length, units))
@@ -77,12 +76,6 @@ class SmallBatch:
         )  # fmt: skip
         self._z = np.zeros((len(x), lo.shape[1]), flat.dtype)
 
-    def at(self, x: Tensor) -> SmallBatch:
-        """Return the free phase of as many other inputs, for which H is not built again."""
-        other = copy(self)
-        other._x, other._z, other._packed = x.contiguous().numpy(), np.zeros_like(self._z), True
-        return other
-
     def minimise(self, start: Tensor | None, with_output: bool = False) -> Minimum:
         """Solve the free phase, with an optional warm start of shape (n, dim)."""
         from lrrn.kernels.cpu.small_batch import forward
@@ -92,9 +85,8 @@ class SmallBatch:
         if not cold:
             torch.clamp(z if start is None else start.to(z.dtype), structure.lo, structure.hi, out=z)
         d_0, d_1 = structure.layers[3][:2].tolist()
-        reads_square = structure.reconstructs and not self._packed
-        square = self._parameters.new_empty((d_1, d_1) if reads_square else (0, 0))
-        if reads_square:
+        square = self._parameters.new_empty((d_1, d_1) if structure.reconstructs else (0, 0))
+        if structure.reconstructs:
             gram(self._parameters[: d_0 * d_1].view(d_1, d_0), square)
         report, output = _Report(self._z), np.empty((len(z) if with_output else 0, structure.outputs), self._z.dtype)
         converged = forward(
@@ -104,7 +96,7 @@ class SmallBatch:
             tolerances.aim,
             tolerances.limit,
             SWEEPS,
-            self._packed,
+            False,
             cold,
             self._z,
             output,
