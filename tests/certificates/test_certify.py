@@ -42,6 +42,41 @@ def test_methods_are_ordered(case):
     assert (exact >= radii["auto"] - slack).all()
 
 
+def test_the_default_is_the_dual_where_the_sizes_of_the_network_allow(monkeypatch):
+    """A choice by sizes, without a search for pairs of outputs, and at least as good as that search."""
+    x = random_input(30, 6, seed=5)
+    net = random_network((6, 9, 7, 3), scale=1.5, seed=4)
+    today = lrrn.certify(net, x, "multiplier", seconds=0.5).radius
+    with monkeypatch.context() as patch:
+        patch.setattr("lrrn.bounds.multiplier.MultiplierProblem.rows", None)
+        found = lrrn.certify(copy.deepcopy(net), x)
+    assert found.method == "shared" and (found.radius >= today * (1 - 1e-9)).all()
+    assert float((found.radius / today)[today > 0].median()) > 1.1
+    alone = lrrn.certify(net, x[:1])
+    assert alone.method == "shared" and float(alone.radius) == pytest.approx(float(found.radius[0]), rel=1e-3)
+    assert lrrn.certify(copy.deepcopy(net).float(), x).method == "shared"
+    assert not worst_within(net, x, found.prediction, found.radius)[found.radius > 0].any()
+    # with a budget for the constants, the dual starts from the multiplier bound
+    assert (lrrn.certify(net, x, seconds=0.5).radius >= found.radius * (1 - 1e-3)).all()
+
+
+def test_where_units_have_two_bounds_the_default_is_the_larger_of_both():
+    net, x = random_network((6, 8, 3), constraint="box", scale=3.0, seed=0), random_input(40, 6, seed=1)
+    found, today = lrrn.certify(net, x), lrrn.certify(net, x, "multiplier")
+    assert found.method == "shared" and (found.radius >= today.radius * (1 - 1e-3)).all()
+
+
+@pytest.mark.parametrize("limit", ["UNITS", "OUTPUTS"])
+def test_beyond_its_sizes_the_default_is_the_multiplier_bound(monkeypatch, limit):
+    net, x = random_network((6, 9, 7, 3), scale=1.5, seed=4), random_input(30, 6, seed=5)
+    monkeypatch.setattr(f"lrrn.certificates.radius.{limit}", {"UNITS": 15, "OUTPUTS": 2}[limit])
+    found = lrrn.certify(net, x, seconds=0.5)
+    assert found.method == "multiplier"
+    assert torch.equal(found.radius, lrrn.certify(net, x, "multiplier", seconds=0.5).radius)
+    assert lrrn.certify(random_network((6, 3), seed=1), x).method == "spectral"
+    assert lrrn.certify(net, x, "local").method == "local"
+
+
 @given(case=CASES)
 @settings(max_examples=25)
 def test_constants_bound_the_slopes_of_outputs_and_differences(case):
@@ -257,11 +292,12 @@ def test_a_radius_from_a_loose_solve_is_no_larger_than_the_exact_minimiser_allow
     assert larger > 50  # the loose solves do overstate many a lead
 
 
-def test_no_radius_without_convergence_however_small_the_error():
+@pytest.mark.parametrize("method", ["auto", "spectral"])
+def test_no_radius_without_convergence_however_small_the_error(method):
     """After 30 sweeps the error is small enough for radii; only the tolerance asked for says whether they count."""
     net, x = random_network((8, 10, 10, 4), seed=1), random_input(20, 8)
-    options = dict(solver="coordinate_descent", max_sweeps=30)
-    assert (lrrn.certify(net, x, tol=1e-4, **options).radius > 0).sum() > 10
+    options = dict(method=method, solver="coordinate_descent", max_sweeps=30)
+    assert (lrrn.certify(net, x, tol=1e-4, **options).radius > 0).sum() > 5
     with pytest.warns(ConvergenceWarning, match="did not converge"):
         certificate = lrrn.certify(net, x, tol=1e-30, **options)
     assert (certificate.radius == 0).all() and float(certificate.error_bound.max()) < 1e-3

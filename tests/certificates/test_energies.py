@@ -119,10 +119,10 @@ def test_a_loose_or_failed_solve_certifies_less():
 
 def test_certified_auroc_counts_pairs():
     generator = torch.Generator().manual_seed(0)
-    familiar, strange = (torch.randint(0, 6, (n,), generator=generator).double() for n in (31, 17))
-    pairs = strange[:, None] - familiar
+    inside, outside = (torch.randint(0, 6, (n,), generator=generator).double() for n in (31, 17))
+    pairs = outside[:, None] - inside
     expected = float(((pairs > 0).double() + 0.5 * (pairs == 0)).mean())
-    assert certified_auroc(familiar, strange) == pytest.approx(expected, rel=1e-12)
+    assert certified_auroc(inside, outside) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("standardize", [False, True])
@@ -163,14 +163,14 @@ def test_thresholds_and_energies_that_are_not_numbers_are_refused():
     with pytest.raises(ValueError, match="threshold must be an energy; got NaN"):
         decision_radius(net, x, math.nan)
     good, bad, none = torch.tensor([1.0, 2.0]), torch.tensor([1.0, math.nan]), torch.tensor([])
-    for familiar, strange, name in (
-        (bad, good, "familiar"),
-        (good, bad, "strange"),
-        (none, good, "familiar"),
-        (good, none, "strange"),
+    for inside, outside, name in (
+        (bad, good, "in_distribution"),
+        (good, bad, "out_of_distribution"),
+        (none, good, "in_distribution"),
+        (good, none, "out_of_distribution"),
     ):
         with pytest.raises(ValueError, match=f"{name} must hold ends of energy intervals"):
-            certified_auroc(familiar, strange)
+            certified_auroc(inside, outside)
     assert certified_auroc(good, torch.tensor([math.inf, 1.5])) == 0.75
 
 

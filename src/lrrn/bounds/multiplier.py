@@ -208,16 +208,23 @@ class MultiplierProblem:
 
     def network(self, ceiling: float, seconds: float) -> Multipliers:
         """Return a proven constant of the whole output, at most ``ceiling``."""
+        lam = self.searched(seconds)
         if not self.is_finite:
-            return Multipliers(ceiling, torch.zeros(self._h.dim, dtype=self._h.dtype))
-        evaluations = self.affordable(seconds)
-        if evaluations < FEWEST:
+            return Multipliers(ceiling, lam)
+        if self.affordable(seconds) < FEWEST:
             logger.info("multiplier bound: %.3g s are not enough for %d units; the other bounds stand", seconds, self._h.dim)
-            return Multipliers(ceiling, self.start())
-        c = self.read_out
+            return Multipliers(ceiling, lam)
         with self.threads():
-            lam = self.improve(self.start(), c, min(evaluations, MOST))
-            return Multipliers(self.prove(lam, c, ceiling), lam)
+            return Multipliers(self.prove(lam, self.read_out, ceiling), lam)
+
+    def searched(self, seconds: float, most: int = MOST) -> Tensor:
+        """Return multipliers for the whole output, by at most ``most`` evaluations; nothing is proven."""
+        if not self.is_finite:
+            return torch.zeros(self._h.dim, dtype=self._h.dtype)
+        evaluations = self.affordable(seconds)
+        with self.threads():
+            start = self.start()
+            return start if evaluations < FEWEST else self.improve(start, self.read_out, min(evaluations, most))
 
     def rows(self, lam: Tensor, rows: Tensor, ceilings: Tensor, seconds: float) -> Tensor:
         """Return proven constants of several read-outs of one row each.

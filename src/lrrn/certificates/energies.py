@@ -188,14 +188,7 @@ def certify_energies(
         raise ValueError("a certificate compares labels, and this network has one output")
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
     x = x.to(torch.float64)
-    n_classes = net.sizes[-1]
-    energies, roots = [], []
-    for label in range(n_classes):
-        target = x.new_zeros((len(x), n_classes))
-        target[:, label] = 1
-        solution = net.infer(x, target, tol=tol, max_sweeps=max_sweeps)
-        energies.append(solution.energy)
-        roots.append(RootEnergies.of(net, x, solution, tol, target))
+    energies, roots = _of_labels(net, x, tol, max_sweeps)
     table = torch.stack(energies, dim=-1)
     best = table.argmin(-1)
     lower, upper, below, above = (
@@ -223,14 +216,54 @@ def certify_energies(
     return Certificate(best, margin, radius, torch.where(converged, error, math.inf), "energy", guarantee)
 
 
-def certified_auroc(familiar: Tensor, strange: Tensor) -> float:
+def _of_labels(net: LRRN, x: Tensor, tol: float, max_sweeps: int) -> tuple[list[Tensor], list[RootEnergies]]:
+    """Return the energies of the output clamped to each label in turn, and bounds on their roots."""
+    n_classes = net.sizes[-1]
+    energies, roots = [], []
+    for label in range(n_classes):
+        target = x.new_zeros((len(x), n_classes))
+        target[:, label] = 1
+        solution = net.infer(x, target, tol=tol, max_sweeps=max_sweeps)
+        energies.append(solution.energy)
+        roots.append(RootEnergies.of(net, x, solution, tol, target))
+    return energies, roots
+
+
+def energy_margins(net: LRRN, x: Tensor, eps: float, max_sweeps: int = 1000) -> tuple[Tensor, Tensor]:
+    """Return bounds on the margin of every label over all perturbations of Euclidean norm at most ``eps``.
+
+    The margin of a label is the smallest other sqrt(2 E) minus its own, of the exact energies clamped to the labels.
+
+    Parameters
+    ----------
+    net : LRRN
+    x : float64 Tensor of shape (n, d_0)
+    eps : float
+        Size of the perturbation.
+    max_sweeps : int, default=1000
+        As in :meth:`LRRN.infer`.
+
+    Returns
+    -------
+    lower, upper : float64 Tensor of shape (n, d_L)
+        Infinite where the solve for the label did not converge.
+    """
+    roots = _of_labels(net, x, DEFAULT_TOL[torch.float64], max_sweeps)[1]
+    low, high = (torch.stack(ends, -1) for ends in zip(*(root.at(eps, "exact") for root in roots), strict=True))
+    own = torch.eye(len(roots), dtype=torch.bool, device=x.device)
+    least, most = (ends[:, None, :].masked_fill(own, math.inf).amin(-1) for ends in (low, high))
+    far = low.new_full((), math.inf)
+    return torch.nextafter(least - high, -far), torch.nextafter(most - low, far)
+
+
+def certified_auroc(in_distribution: Tensor, out_of_distribution: Tensor) -> float:
     """Return a lower bound on the out-of-distribution AUROC of the energy when every input may be perturbed.
 
     Parameters
     ----------
-    familiar : Tensor of shape (n,)
+    in_distribution : Tensor of shape (n,)
         Upper ends of the energy intervals of in-distribution inputs.
-    strange : Tensor of shape (m,)
+    out_of_distribution : Tensor of shape (m,)
         Lower ends of the energy intervals of out-of-distribution inputs.
 
     Returns
@@ -239,11 +272,11 @@ def certified_auroc(familiar: Tensor, strange: Tensor) -> float:
         The share of pairs in which the out-of-distribution input has the higher energy under all perturbations; ties count
         half.
     """
-    for name, energies in (("familiar", familiar), ("strange", strange)):
+    for name, energies in (("in_distribution", in_distribution), ("out_of_distribution", out_of_distribution)):
         if energies.numel() == 0 or bool(energies.isnan().any()):
             what = "it is empty" if energies.numel() == 0 else "it has NaN, which is neither above nor below an energy"
             raise ValueError(f"{name} must hold ends of energy intervals; {what}")
-    order = familiar.sort().values
-    under = torch.searchsorted(order, strange, right=False).double()
-    level = torch.searchsorted(order, strange, right=True).double()
-    return float(((under + level) / 2).mean() / len(familiar))
+    order = in_distribution.sort().values
+    under = torch.searchsorted(order, out_of_distribution, right=False).double()
+    level = torch.searchsorted(order, out_of_distribution, right=True).double()
+    return float(((under + level) / 2).mean() / len(in_distribution))

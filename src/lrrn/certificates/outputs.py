@@ -81,7 +81,7 @@ def pair_constants(net: LRRN, method: str, seconds: float | None = None) -> Outp
 
     "paper" uses sqrt(2) times the paper's constant for every pair. "pairwise" and "spectral" bound each pair separately, from
     the paper's and from the spectral bound on the features. "multiplier" and "auto" then optimise multipliers for each pair,
-    within the budget of :meth:`LRRN.lipschitz` unless ``seconds`` is given.
+    within the budget of :meth:`LRRN.lipschitz` unless ``seconds`` is given. The budget is a number of steps on any machine.
     """
     known = _pairs.setdefault(net.energy_snapshot(torch.float64), {})
     if (method, seconds) not in known:

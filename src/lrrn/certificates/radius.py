@@ -25,7 +25,9 @@ from lrrn.qp import DEFAULT_TOL, row_norms
 
 METHODS = ("auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local")
 BY_SAMPLE = ("shared", "local")
-"""Methods that start from the multiplier bound and improve the radius per sample."""
+"""Methods that start from constants and improve the radius per sample."""
+UNITS, OUTPUTS = 256, 128
+"""Largest numbers of unknown units and of outputs for which "auto" is "shared"."""
 
 
 @final
@@ -45,7 +47,7 @@ class Certificate:
     error_bound : float64 Tensor of shape (n,)
         Proven bound on the difference between the margin at x and that of the exact outputs.
     method : str
-        Method that derived the Lipschitz constants.
+        Method that derived the radii. "auto" is replaced by the method that it chose.
     guarantee : str
         "exact" is a statement about the exact minimiser. "deployed" is a statement about this library's solver in float64, at
         the tolerance used here: the label that it computes at the perturbed input is the same if that solve converges.
@@ -84,6 +86,30 @@ def check_method(method: str) -> None:
         raise ValueError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
 
 
+def chosen_method(net: LRRN, method: str) -> str:
+    """Return the method that "auto" stands for; other methods stand for themselves.
+
+    The choice depends on the sizes of the network only: radii depend neither on the machine nor on the rest of a batch.
+    """
+    if method != "auto":
+        return method
+    energy = net.energy_snapshot(torch.float64)
+    if energy.n_free == 0:
+        return "spectral"
+    return "shared" if energy.free_hessian.dim <= UNITS and net.sizes[-1] <= OUTPUTS else "multiplier"
+
+
+def _first_method(net: LRRN, method: str, seconds: float | None) -> str:
+    """Return the method of the constants from which a method starts."""
+    if method in BY_SAMPLE:
+        return "multiplier"
+    if chosen_method(net, method) != "shared" or seconds is not None:
+        return method
+    # where units have two bounds, the dual may be below the multiplier bound: no special case of it as in Proposition 1
+    unknown = net.intervals[: net.energy_snapshot(torch.float64).n_free]
+    return "auto" if any(math.isfinite(each.lo) and math.isfinite(each.hi) for each in unknown) else "spectral"
+
+
 def certify(
     net: LRRN,
     x: Tensor,
@@ -107,14 +133,16 @@ def certify(
     method : {"auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local"}, default="auto"
         "paper" is the paper's margin / (sqrt(2) rho). The others use a constant for each pair of classes: "pairwise" from the
         paper's bound on the features, "spectral" from the tighter spectral bound, "multiplier" with one multiplier per unit,
-        optimised for each pair. "auto" is the tightest of these within its budget. "shared" and "local" start from "multiplier"
-        and solve a Lagrangian dual per sample, which depends on the state of each unit. "shared" solves it for all samples at
-        once, in a millisecond or two per sample at 128 units. "local" solves it one sample at a time, in a fraction of a second
-        each.
+        optimised for each pair. "shared" and "local" start from "multiplier" and solve a Lagrangian dual per sample, which
+        depends on the state of each unit. "shared" solves it for all samples at once, in about a millisecond per sample at 128
+        units. "local" solves it one sample at a time, in a fraction of a second each. "auto" is "shared" in networks of up to
+        256 hidden units and 128 outputs, started from "spectral", and "multiplier" with a budget of 5 s in larger ones. Where
+        units have two bounds, "auto" takes the larger of these two radii.
     guarantee : {"deployed", "exact"}, default="deployed"
         Whether to include the error of the solve at the perturbed input ("deployed") or not ("exact").
     seconds : float, optional
-        Time budget for the constants, as in :meth:`LRRN.lipschitz`; they are cached until the parameters change.
+        Time budget for the constants, as in :meth:`LRRN.lipschitz`; they are cached until the parameters change. If given,
+        "auto" starts from "multiplier" in small networks too.
     target_radius : float, optional
         Perturbation size of interest. "shared" and "local" process only samples whose radius by "multiplier" is smaller, and
         stop at this radius.
@@ -152,7 +180,8 @@ def certify_solution(
 
     ``solution`` is the result of :meth:`LRRN.infer` for the same float64 ``x`` and ``tol``; the rest is as in :func:`certify`.
     """
-    constants = pair_constants(net, "multiplier" if method in BY_SAMPLE else method, seconds)
+    constants = pair_constants(net, _first_method(net, method, seconds), seconds)
+    method = chosen_method(net, method)
     errors = SolveErrors.of(net, x, solution, tol)
     y = solution.output
     best, runner_up = top_two(y)

@@ -18,22 +18,20 @@ from torch import Tensor
 
 from lrrn.bounds.multiplier import LARGEST, LEAST
 from lrrn.certificates.complementarity import FARTHEST, NEARLY, LocalProblem, Sample, Terms, local_problem, sought
+from lrrn.certificates.dual_solvers import Descent, Splitting
 from lrrn.energy import LiftedEnergy
 from lrrn.linalg import verified
 from lrrn.linalg.blocks import BlockTridiagonal
-from lrrn.qp import BoxQP, row_norms
+from lrrn.qp import row_norms
 from lrrn.runtime.lazy import lazy, once_per_owner
 from lrrn.runtime.threads import one_thread
-from lrrn.solvers import solve
 
 SHARE = 0.97
 """Fraction of the largest scaling of the network's multipliers for which the Lagrangian has a minimum."""
-RIDGE = 1e-9
-"""Regularisation added to the diagonal of the scaled Hessian, which is singular: it has more multipliers than dimensions."""
-TOL, SWEEPS = 3e-4, 2000
-"""Tolerance and sweeps of the solves. The bound is proven for any result, and a more accurate one hardly improves it."""
-FEW = 512
-"""Number of unknowns up to which solves may use Newton's method; the Hessian is nearly singular, and larger ones take long."""
+FEW = 1024
+"""Number of unknowns of the dual up to which it is solved by splitting, which inverts a matrix of that size."""
+ABOVE = 1 + 1e-3
+"""The dual need not exceed the square of the limit of the search by more than this factor."""
 ROWS = 1024
 """Samples per batch."""
 CACHE = 2**30
@@ -80,11 +78,16 @@ class SharedForm:
         """Upper bound on the Frobenius norm of the form."""
         return 2 * (float(self.top_left.norm()) + 2 * float(self.half.norm()) + math.sqrt(self.half.shape[1]))
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the dual is solved by splitting."""
+        return 2 * len(self.lam) + int(self.problem.two_sided.sum()) <= FEW
+
     @lazy
     def n_labels(self) -> int:
-        """Number of labels that share a dual: all of them in a wide network, one in a narrow network."""
+        """Number of labels that share a dual: all of them, except in a wide network with many pairs of outputs."""
         n_outputs = len(self.problem.c)
-        return max(1, min(n_outputs, int(PAIRS * 2 * len(self.lam)) // n_outputs))
+        return n_outputs if self.is_narrow else max(1, min(n_outputs, int(PAIRS * 2 * len(self.lam)) // n_outputs))
 
     def of(self, label: int) -> SharedDual:
         """Return the dual for samples with this label, from a cache of limited size."""
@@ -92,7 +95,7 @@ class SharedForm:
         if group not in self.duals:
             first = group * self.n_labels
             new = SharedDual(self, range(first, min(first + self.n_labels, len(self.problem.c))))
-            while self.duals and (len(self.duals) + 1) * new.n_bytes > CACHE:
+            while self.duals and (len(self.duals) + 1) * new.solver.n_bytes > CACHE:
                 del self.duals[next(iter(self.duals))]
             self.duals[group] = new
         return self.duals[group]
@@ -120,70 +123,52 @@ class SharedForm:
 
 @final
 class SharedDual:
-    """The dual for samples of some labels and any other output, as a box QP.
+    """The dual for samples of some labels and any other output.
 
-    Its unknowns are the first multiplier and the coefficients of v and of w in the Lagrangian. The first multiplier has one
-    entry per pair of a label and another output, all but one of which are fixed at zero. The coefficient of v has two parts
-    where a unit has an upper bound.
+    Its unknowns are the first multiplier and the coefficients of v and of w in the Lagrangian. The coefficient of v has two
+    parts where a unit has an upper bound.
     """
 
     def __init__(self, form: SharedForm, labels: range) -> None:
-        self.form, self.problem, self.labels = form, form.problem, labels
+        self.form, self.problem = form, form.problem
         problem, half = form.problem, form.half
-        self.c, self.d = ((t[labels.start : labels.stop, None] - t).flatten(0, 1) for t in (problem.c, problem.d))
         self.two = problem.two_sided.nonzero().squeeze(1)
         m, r = problem.root.shape
+        self.sizes = [m, len(self.two), m]
         unit = torch.eye(m, dtype=half.dtype, device=half.device)
         lean = problem.h - form.lam[:, None] * problem.gram / 2
-        by_b = torch.cat([(self.c + self.d @ half.mT).mT, unit, unit[:, self.two], lean], 1)
-        by_u = torch.cat([self.d.mT, half.new_zeros((r, m + len(self.two))), -problem.root.mT], 1)
-        hessian = torch.addmm(by_u.mT @ by_u, by_b.mT, torch.cholesky_solve(by_b, form.factor)).div_(2)
-        # scale the diagonal to one; the pair of a label with itself is not valid, and its entry is fixed at zero
-        own = torch.arange(labels.start, labels.stop)
-        itself = self.pair(own, own)
-        self.scale = hessian.diagonal().clamp(min=1e-300).rsqrt()
-        self.scale[itself] = 1.0
-        hessian.mul_(self.scale).mul_(self.scale[:, None])
-        hessian = (hessian + hessian.mT).div_(2)
-        hessian.diagonal().add_(RIDGE)
-        hessian[itself, itself] = 1.0
-        self.hessian = BlockTridiagonal((hessian,), ())
-        self.sizes = [len(self.c), m, len(self.two), m]
+        by_b = torch.cat([unit, unit[:, self.two], lean], 1)
+        by_u = torch.cat([half.new_zeros((r, m + len(self.two))), -problem.root.mT], 1)
+        solved = torch.cholesky_solve(by_b, form.factor)
+        hessian = torch.addmm(by_u.mT @ by_u, by_b.mT, solved).div_(2)
+        leads, moved = problem.c + problem.d @ half.mT, problem.d
+        cross = torch.addmm(moved @ by_u, leads, solved).div_(2)
+        gram = torch.addmm(moved @ moved.mT, leads, torch.cholesky_solve(leads.mT, form.factor)).div_(2)
+        self.solver = Splitting(hessian, cross, gram) if form.is_narrow else Descent(hessian, cross, gram, labels)
 
-    def pair(self, label: Tensor, rival: Tensor) -> Tensor:
-        """Return the indices of pairs of a label and another output."""
-        return (label - self.labels.start) * len(self.problem.c) + rival
+    def slopes(self, label: Tensor, rival: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the coefficients of v and of u in the leads of labels over other outputs."""
+        return self.problem.c[label] - self.problem.c[rival], self.problem.d[label] - self.problem.d[rival]
 
-    @property
-    def n_bytes(self) -> int:
-        """Size of the Hessian and of the solvers' data derived from it."""
-        return 2 * self.hessian.diag[0].numel() * self.hessian.diag[0].element_size()
-
-    def proven(self, sample: Sample, pair: Tensor, lead: Tensor) -> Tensor:
+    def proven(self, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor, goal: float | Tensor = math.inf) -> Tensor:
         """Return proven lower bounds on the squared norm of a perturbation that reduces the lead to zero.
 
-        ``pair`` holds the indices of the pairs of label and competing output, ``lead`` the leads there, above zero.
+        ``lead`` holds the leads of ``label`` over ``rival``, above zero. A bound above ``goal`` need not be the largest.
         """
-        return self._proven(sample, pair, lead, self.terms(sample, pair, lead))
+        return self._proven(sample, label, rival, lead, self.terms(sample, label, rival, lead, goal))
 
-    def terms(self, sample: Sample, pair: Tensor, lead: Tensor) -> Terms:
+    def terms(self, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor, goal: float | Tensor = math.inf) -> Terms:
         """Return approximately optimal multipliers for the fixed multipliers of products."""
         lam, two = self.form.lam, self.two
-        chosen = torch.nn.functional.one_hot(pair, len(self.c)).to(lam)
         infinite = torch.full_like(sample.low, math.inf)
         least = torch.where(self.problem.two_sided, -lam * sample.room, -infinite)
-        none = torch.zeros_like(sample.low[:, two])
-        q = torch.cat([chosen * lead[:, None], sample.low, -sample.room[:, two], sample.slack], 1) * self.scale
-        lo = torch.cat([torch.zeros_like(chosen), -infinite, none, least], 1)
-        open_ = torch.where(chosen > 0, math.inf, chosen)
-        hi = torch.cat([open_, lam * sample.slack, infinite[:, two], lam * sample.low], 1)
-        # the solution is proportional to q and the bounds: normalise, since tolerances are relative to max(1, |q|)
-        size = row_norms(q).clamp(min=1e-300)[:, None]
-        hi = torch.maximum(lo, hi / self.scale / size)
-        qp = BoxQP(self.hessian, q / size, lo / self.scale / size, hi)
-        found = solve(qp, solver="auto" if qp.dim <= FEW else "accelerated", tol=TOL, max_sweeps=SWEEPS).z
-        first, of_v, more, of_w = (found * self.scale * size).split(self.sizes, 1)
-        return self._signed(sample, first.gather(1, pair[:, None])[:, 0], of_v, more, of_w)
+        q = torch.cat([sample.low, -sample.room[:, two], sample.slack], 1)
+        lo = torch.cat([-infinite, torch.zeros_like(sample.low[:, two]), least], 1)
+        hi = torch.cat([lam * sample.slack, infinite[:, two], lam * sample.low], 1)
+        # the dual is the value of the solver's problem minus this constant
+        goal = goal + (lam * sample.low * sample.slack).sum(-1)
+        first, found = self.solver.maximised(label, rival, lead, q, lo, hi, goal)
+        return self._signed(sample, first, *found.split(self.sizes, 1))
 
     def _signed(self, sample: Sample, sigma: Tensor, of_v: Tensor, more: Tensor, of_w: Tensor) -> Terms:
         """Convert coefficients to nonnegative multipliers of the conditions."""
@@ -199,8 +184,8 @@ class SharedDual:
             torch.where(sides, 0.0, (lam * sample.low - of_w).clamp(min=0.0)),
         )
 
-    def _proven(self, sample: Sample, pair: Tensor, lead: Tensor, terms: Terms) -> Tensor:
-        problem, c, d = self.problem, self.c[pair], self.d[pair]
+    def _proven(self, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor, terms: Terms) -> Tensor:
+        problem, (c, d) = self.problem, self.slopes(label, rival)
         of_v, of_w = terms.slopes(sample)
         sigma = terms.sigma[:, None]
         by_v, by_u = sigma * c + of_v + of_w @ problem.h, sigma * d - of_w @ problem.root
@@ -256,8 +241,8 @@ def _of_labels(
         lead = leads[pick]
         drift = row_norms(read_out[label[rows]] - read_out[rival[rows]]) * sample.drift[rows]
         ceiling = nearest[rows].clamp(max=target_radius * (1 + 1e-6)).minimum(FARTHEST * value[rows])
-        pair = dual.pair(label[rows], rival[rows])
-        proven = _raised(dual, sample.take(rows), pair, value[rows], lead, extra[pick], drift, ceiling)
+        known_here = value[rows], lead, extra[pick], drift, ceiling
+        proven = _raised(dual, sample.take(rows), label[rows], rival[rows], *known_here)
         nearest[rows] = torch.minimum(nearest[rows], proven)
     return nearest
 
@@ -265,7 +250,8 @@ def _of_labels(
 def _raised(
     dual: SharedDual,
     sample: Sample,
-    pair: Tensor,
+    label: Tensor,
+    rival: Tensor,
     radius: Tensor,
     lead: Tensor,
     extra: Tensor,
@@ -280,7 +266,8 @@ def _raised(
     while len(rows):
         most, left = sought(radius[rows], lead[rows], extra[rows], ceiling[rows])
         left = left - drift[rows]
-        square = dual.proven(sample.take(rows), pair[rows], left.clamp(min=1e-300))
+        goal = most.square() * ABOVE
+        square = dual.proven(sample.take(rows), label[rows], rival[rows], left.clamp(min=1e-300), goal)
         # NaN proves nothing, and a value that small may have lost too much to underflow
         proven = torch.minimum(torch.where((left > 0) & (square > LEAST**2), square, 0.0).sqrt(), most) * (1 - 1e-15)
         radius[rows] = torch.maximum(radius[rows], proven)

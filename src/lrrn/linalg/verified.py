@@ -143,6 +143,16 @@ def estimate_largest(h: BlockTridiagonal) -> float:
     return 1.01 * float(torch.linalg.eigvalsh(basis.mT @ h.matmul(basis.mT.contiguous()).mT)[-1])
 
 
+def estimate_condition(h: BlockTridiagonal) -> float:
+    """Estimate the condition number of a positive definite matrix; infinite if it is not, or if an entry overflowed."""
+    if h.dim <= DENSE_LIMIT and h.is_finite():
+        values = torch.linalg.eigvalsh(h.dense())
+        smallest, largest = float(values[0]), float(values[-1])
+    else:
+        smallest, largest = estimate_smallest(h), estimate_largest(h)
+    return largest / smallest if smallest > 0 else math.inf
+
+
 def _start_basis(h: BlockTridiagonal) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(h.dim, 8, generator=generator, dtype=h.dtype).to(h.device)
