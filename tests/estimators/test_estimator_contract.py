@@ -130,6 +130,10 @@ def test_bad_parameters(make):
         (dict(validation_fraction=1.0), "validation_fraction must lie between 0 and 1; got 1.0"),
         (dict(decoupled_weight_decay=0.1), "decoupled_weight_decay belongs to optimizer='adamw'; got optimizer='adam'"),
         (dict(epochs=0), "epochs must be positive; got 0"),
+        (dict(max_seconds=0), "max_seconds must be positive or None; got 0"),
+        (dict(max_seconds=float("nan")), "max_seconds must be positive or None; got nan"),
+        (dict(n_iter_no_change=0), "n_iter_no_change must be a positive integer; got 0"),
+        (dict(n_iter_no_change=2.5), "n_iter_no_change must be a positive integer; got 2.5"),
         (dict(init="zeros"), "unknown init 'zeros'"),
     ]
     for options, message in cases:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from sklearn.datasets import load_iris
 
 import lrrn
 from lrrn.learning import Contrastive, Data, Settings, Trainer
@@ -191,8 +192,8 @@ def test_no_header_of_an_estimator_gives_another_kind_of_error(path, tmp_path):
 def test_an_estimator_without_all_its_attributes_is_refused(path, tmp_path):
     lrrn.save(classifier(), path)
     names = {name for name, _ in envelope_of(path)[0]["header"]["attributes"]["items"]}
-    assert names == {"classes_", "n_features_in_", "history_", "offset_in_", "scale_in_", "_seed"}
-    for name in names:
+    assert names == {"chosen_", "classes_", "n_features_in_", "history_", "offset_in_", "scale_in_", "_seed"}
+    for name in names - {"chosen_"}:  # files of earlier releases have none
 
         def leave_out(header, name=name):
             header["attributes"]["items"] = [pair for pair in header["attributes"]["items"] if pair[0] != name]
@@ -200,6 +201,18 @@ def test_an_estimator_without_all_its_attributes_is_refused(path, tmp_path):
         edited(path, leave_out, tmp_path / "edited")
         with pytest.raises(FileFormatError, match="does not fit a classifier"):
             lrrn.load(tmp_path / "edited")
+
+
+def test_what_eps_chose_is_needed_with_eps(path):
+    X, y = load_iris(return_X_y=True)
+    lrrn.save(lrrn.LRRNClassifier(eps=0.1, hidden_sizes=(4,), epochs=1).fit(X, y), path)
+
+    def leave_out(header):
+        header["attributes"]["items"] = [pair for pair in header["attributes"]["items"] if pair[0] != "chosen_"]
+
+    edited(path, leave_out, path)
+    with pytest.raises(FileFormatError, match="does not fit a classifier"):
+        lrrn.load(path)
 
 
 def test_an_estimator_with_another_number_of_classes_is_refused(path):

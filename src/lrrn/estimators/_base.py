@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -17,6 +20,7 @@ from lrrn.bounds import LipschitzBound
 from lrrn.certificates import energy_interval
 from lrrn.datasets.rows import mapped, release
 from lrrn.learning import Data, Objective, Settings, Trainer
+from lrrn.learning.budget import Budget
 from lrrn.learning.checkpoint import peek
 from lrrn.learning.objectives import FreeEnergy
 from lrrn.learning.trainer import Callback
@@ -40,23 +44,24 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     """Base class of the estimators; concrete subclasses add parameters and targets."""
 
     # parameters of every concrete subclass
-    hidden_sizes: int | tuple[int, ...]
+    hidden_sizes: int | tuple[int, ...] | None
     beta: float | tuple[float, ...]
     gamma: float
     constraint: Any
     init: str
-    optimizer: str
+    optimizer: str | None
     schedule: str | None
     learning_rate: float
-    batch_size: int
-    epochs: int
+    batch_size: int | None
+    epochs: int | None
     weight_decay: float
-    decoupled_weight_decay: float
+    decoupled_weight_decay: float | None
     max_weight_norm: float | None
     standardize: bool | str
     early_stopping: bool
     validation_fraction: float
     n_iter_no_change: int
+    max_seconds: float | None
     shifts: int
     reuse_activations: bool
     tol: float | None
@@ -72,6 +77,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     verbose: int
 
     # fitted attributes
+    chosen_: dict[str, Any]
     network_: LRRN
     loss_curve_: list[float]
     history_: list[dict[str, Any]]
@@ -80,12 +86,21 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     offset_in_: Array
     scale_in_: float | Array
     _seed: int
+    _budget: Budget
     _optimizer_state: dict[str, Any] | None
 
     def _store(self, given: dict[str, Any]) -> None:
         """Store constructor parameters, given as ``locals()``, as attributes of the same names, as scikit-learn requires."""
         for name in self._get_param_names():
             setattr(self, name, given[name])
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {}
+    """Values of parameters that are None, if ``eps`` does not decide them."""
+
+    def _use(self, name: str) -> Any:
+        """Return the value in use of a parameter: the one given, else the one chosen by ``eps``, else the default."""
+        given = getattr(self, name)
+        return given if given is not None else getattr(self, "chosen_", {}).get(name, self.DEFAULTS.get(name))
 
     # --- preparing ----------------------------------------------------------------------------------------------------
 
@@ -104,43 +119,53 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     def _checked(self, X: ArrayLike) -> Array:
         return cast(Array, validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
 
-    def _begin(self, X: Array, n_outputs: int, beta: Any, output_constraint: Any) -> tuple[int, torch.device]:
-        """Set up scaling, device, seed and network for a fit; return seed and device. Zero outputs mean hidden layers only."""
+    def _prepare(self, X: Array) -> tuple[int, torch.device]:
+        """Check parameters, and set up scaling, device and seed for a fit; return seed and device."""
         self._check_parameters()
         device = choose_device(self.device)
-        self._optimizer_state = None
+        Settings(max_seconds=self.max_seconds)  # refuses a bad one before the clock starts
+        self._optimizer_state, self.chosen_, self._budget = None, {}, Budget(self.max_seconds)
         drawn = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._seed = seed = ranks.current().on_main(lambda: drawn)
         self._fit_scaling(X)
+        return seed, device
+
+    def _build(self, n_features: int, n_outputs: int, beta: Any, output_constraint: Any) -> None:
+        """Set up the network. Zero outputs mean hidden layers only."""
         self.network_ = LRRN(
-            (X.shape[1], *self._widths, n_outputs) if n_outputs else (X.shape[1], *self._widths),
+            (n_features, *self._widths, n_outputs) if n_outputs else (n_features, *self._widths),
             beta=beta,
             gamma=self.gamma,
             constraint=self.constraint,
             output_constraint=output_constraint,
             init=self.init,
-            generator=torch.Generator().manual_seed(seed),
-            device=device,
+            generator=torch.Generator().manual_seed(self._seed),
+            device=choose_device(self.device),
             dtype=to_dtype(self.dtype),
         )
-        return seed, device
 
     @property
     def _widths(self) -> tuple[int, ...]:
         """Widths of the hidden layers; one integer means one layer, as in scikit-learn."""
-        widths = tuple(cast(Any, self.hidden_sizes)) if np.iterable(self.hidden_sizes) else (self.hidden_sizes,)
+        given = self._use("hidden_sizes")
+        widths = tuple(given) if np.iterable(given) else (given,)
         if not all(isinstance(width, int | np.integer) and width > 0 for width in widths):
-            raise ValueError(f"hidden_sizes must be positive integers; got {self.hidden_sizes!r}")
+            raise ValueError(f"hidden_sizes must be positive integers; got {given!r}")
         return widths
 
     def _check_parameters(self) -> None:
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1; got {self.validation_fraction}")
+        if not (isinstance(self.n_iter_no_change, int | np.integer) and self.n_iter_no_change > 0):
+            raise ValueError(f"n_iter_no_change must be a positive integer; got {self.n_iter_no_change!r}")
         check_on_failure(self.on_failure)
         if self.standardize not in STANDARDIZE:
             raise ValueError(f"standardize must be False, True, 'common' or 'features'; got {self.standardize!r}")
         if self.resume and self.checkpoint is None:
             raise ValueError("resume=True needs checkpoint to name the file to continue from")
+        eps = getattr(self, "eps", None)
+        if eps is not None and not (isinstance(eps, numbers.Real) and 0 < float(eps) < math.inf):
+            raise ValueError(f"eps must be None or a positive number, the size of perturbations to withstand; got {eps!r}")
 
     def _fit_scaling(self, X: Array) -> None:
         """Centre every feature and divide by one common scale, so that balls remain balls, or by its standard deviation."""
@@ -168,19 +193,20 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _settings(self, seed: int, **changes: Any) -> Settings:
         values: dict[str, Any] = {
-            "optimizer": self.optimizer,
+            "optimizer": self._use("optimizer"),
             "learning_rate": self.learning_rate,
             "schedule": self.schedule,
-            "batch_size": self.batch_size,
-            "epochs": self.epochs,
+            "batch_size": self._use("batch_size"),
+            "epochs": self._use("epochs"),
             "weight_decay": self.weight_decay,
-            "decoupled_weight_decay": self.decoupled_weight_decay,
+            "decoupled_weight_decay": self._use("decoupled_weight_decay"),
             "max_weight_norm": self.max_weight_norm,
             "tol": self.tol,
             "max_sweeps": self.max_sweeps,
             "shifts": self.shifts,
             "reuse_activations": self.reuse_activations,
             "patience": self.n_iter_no_change if self.early_stopping else None,
+            "max_seconds": self.max_seconds,
             "seed": seed,
         }
         return Settings(**{**values, **changes})
@@ -195,6 +221,8 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Pretrain if requested, train, and set the fitted attributes."""
         settings = self._settings(seed)
+        if self.chosen_:
+            settings = replace(settings, max_seconds=self._budget.left)
         options: dict[str, Any] = {"checkpoint": self.checkpoint, "log": self.log, "verbose": self.verbose > 0}
         options["callbacks"] = self.callbacks
         resume, history = self.resume, []
@@ -204,6 +232,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
             first = Trainer(self.network_, FreeEnergy(), pretrain, stage="pretrain", **options)
             history = first.fit(Data(data.x), resume=resume)
             resume = False
+            settings = replace(settings, max_seconds=self._budget.left)
         trainer = Trainer(self.network_, objective, settings, history=history, **options)
         self._set_history(trainer.fit(data, validate, resume=resume))
 
@@ -341,13 +370,26 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 def split_off_validation(
     n: int, fraction: float, seed: int, strata: Array | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split row indices into training and validation sets, stratified by class where there are enough of each."""
+    """Split row indices into training and validation sets, stratified by class where there are enough of each.
+
+    Where there are not, rows are held out at random, but at least one of every class remains for training.
+    """
     from sklearn.model_selection import train_test_split
 
     rows = np.arange(n)
-    if strata is not None:
-        counts = np.unique(strata, return_counts=True)[1]
-        if counts.min() < 2 or min(fraction, 1 - fraction) * n < len(counts):
-            strata = None
-    train, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=strata)
-    return train, held
+    _, group, left = np.unique(np.zeros(n) if strata is None else strata, return_inverse=True, return_counts=True)
+    if n == 0 or left.max() < 2:
+        each = "" if strata is None else " of one class"
+        raise ValueError(
+            f"early_stopping holds out some samples, so it needs at least two{each}; got {n} in all. Set early_stopping=False"
+        )
+    if strata is None or (left.min() >= 2 and min(fraction, 1 - fraction) * n >= len(left)):
+        train, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=strata)
+        return train, held
+    aside: list[int] = []
+    for row in np.random.default_rng(seed).permutation(n):
+        if len(aside) < max(1, round(fraction * n)) and left[group[row]] > 1:
+            left[group[row]] -= 1
+            aside.append(row)
+    held = np.sort(aside)
+    return np.setdiff1d(rows, held), held

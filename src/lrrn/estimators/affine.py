@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.decomposition import PCA
+from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
 
@@ -17,6 +19,8 @@ from lrrn.linalg.verified import EPS, UNDERFLOW, spectral_norm
 
 AFFINE: dict[str, type] = {step.__name__: step for step in (StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler, PCA)}
 """Steps that are affine maps, by the name of their class."""
+LEAST = 1e-12
+"""Smallest effect of a single feature that is told from none, relative to the largest of all features together."""
 SUPPORTED = (
     "use StandardScaler, RobustScaler, MinMaxScaler or MaxAbsScaler (without clip), PCA or 'passthrough', and one of lrrn's "
     "estimators as the last step"
@@ -30,17 +34,32 @@ def split(pipeline: Any) -> tuple[list[tuple[str, Any]], LiftedEstimator]:
     """
     if not isinstance(pipeline, Pipeline):
         raise TypeError(f"expected a scikit-learn Pipeline; got {type(pipeline).__name__}")
-    steps = [(name, step) for name, step in pipeline.steps[:-1] if step is not None and not isinstance(step, str)]
+    steps = working(pipeline.steps[:-1])
     for name, step in steps:
-        kind = type(step).__name__
-        if type(step) is not AFFINE.get(kind):  # a class derived from one of these may do anything
-            raise ValueError(f"step {name!r} of the Pipeline is a {kind}, which is not known to be affine; {SUPPORTED}")
-        if getattr(step, "clip", False):
-            raise ValueError(f"step {name!r} of the Pipeline is a {kind} with clip=True, which is not affine; {SUPPORTED}")
+        check_affine(name, step, SUPPORTED)
+    return steps, last_step(pipeline, SUPPORTED)
+
+
+def working(steps: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the steps that do something."""
+    return [(name, step) for name, step in steps if step is not None and not isinstance(step, str)]
+
+
+def check_affine(name: str, step: Any, supported: str) -> None:
+    """Raise ValueError, which names the step and says what is supported, if the step is not affine."""
+    kind = type(step).__name__
+    if type(step) is not AFFINE.get(kind):  # a class derived from one of these may do anything
+        raise ValueError(f"step {name!r} of the Pipeline is a {kind}, which is not known to be affine; {supported}")
+    if getattr(step, "clip", False):
+        raise ValueError(f"step {name!r} of the Pipeline is a {kind} with clip=True, which is not affine; {supported}")
+
+
+def last_step(pipeline: Pipeline, supported: str) -> LiftedEstimator:
+    """Return the estimator at the end of a Pipeline; raise ValueError if it is not one of this library."""
     name, last = pipeline.steps[-1]
     if not isinstance(last, LiftedEstimator):
-        raise ValueError(f"the last step {name!r} of the Pipeline is a {type(last).__name__}; {SUPPORTED}")
-    return steps, last
+        raise ValueError(f"the last step {name!r} of the Pipeline is a {type(last).__name__}; {supported}")
+    return last
 
 
 @final
@@ -66,6 +85,8 @@ class AffineMap:
     def of(cls, step: Any) -> AffineMap:
         """Read the map from a fitted step."""
         n = step.n_features_in_
+        if isinstance(step, SimpleImputer):  # the identity, where a value is not missing
+            return cls(np.ones(n), np.zeros(n), EPS)
         if isinstance(step, PCA):
             matrix = np.asarray(step.components_, dtype=np.float64)
             used = [step.components_, step.mean_]
@@ -111,7 +132,8 @@ class AffineChain:
 
     With A the exact matrix, f the function that is computed and x a sample, |f(x') - f(x) - A (x' - x)| is at most
     ``error`` + ``slope`` |x' - x| for every x' of the same type. The rounding errors of a step at x are bounded by its input
-    there, and those at x' by how far that input can have moved. ``slope`` bounds the rounding error of ``matrix`` too.
+    there, and those at x' by how far that input can have moved. ``slope`` bounds the rounding error of ``matrix`` too. Values
+    that are missing at x are missing at x', and features that are ``fixed`` are equal.
 
     Parameters
     ----------
@@ -122,13 +144,15 @@ class AffineChain:
     def __init__(self, n_features: int) -> None:
         self.matrix: Array = np.ones(n_features)
         self.scale: Array = np.ones(n_features)
+        self.fixed: Array = np.zeros(n_features, dtype=bool)
         self.error: Array | float = 0.0
         self.slope = 0.0
         self._size = 1.0
 
     def through(self, step: Any, Z: ArrayLike) -> Any:
         """Append a step; return what it computes from its input ``Z``."""
-        size = np.abs(np.asarray(Z, dtype=np.float64))  # before the step, which may work in place
+        # before the step, which may work in place; a missing value adds no error
+        size = np.nan_to_num(np.abs(np.asarray(Z, dtype=np.float64)), nan=0.0)
         out = step.transform(Z)
         affine, computed = AffineMap.of(step), np.asarray(out)
         g, matrix = affine.rounding(computed.dtype), np.abs(affine.matrix)
@@ -138,6 +162,29 @@ class AffineChain:
         self._append(affine, g)
         self.error = self.error + 2 * here
         return out
+
+    def spread(self, parts: Sequence[tuple[AffineChain, slice, Array]], fixed: Array, n_out: int) -> None:
+        """Make this the map of chains side by side, each from some features to some outputs; other outputs are constant.
+
+        Parameters
+        ----------
+        parts : sequence of (chain, rows, columns)
+            Chains, which of the outputs are theirs, and the indices of their features.
+        fixed : bool array of shape (n_features,)
+            Features that do not move.
+        n_out : int
+            Number of outputs.
+        """
+        self.matrix = np.zeros((n_out, len(fixed)))
+        for chain, rows, columns in parts:
+            self.matrix[rows, columns] = np.diag(chain.matrix) if chain.matrix.ndim == 1 else chain.matrix
+            self.error = self.error + chain.error
+            self.slope += chain.slope
+        self.matrix[:, fixed] = 0.0
+        self.fixed = fixed
+        self._size = float(np.linalg.norm(self.matrix)) * (1 + 1e-6)
+        lengths = np.linalg.norm(self.matrix, axis=0)
+        self.scale = 1 / np.where(lengths > 0, lengths, 1.0)
 
     def end(self, scale: float | Array) -> None:
         """Append the division by an estimator's scale, whose rounding its certificate accounts for."""
@@ -169,7 +216,7 @@ class AffineChain:
         rate : float
             For moves in any direction, measured in the norm.
         by_feature : array of shape (n_features,)
-            For moves of one feature alone, in its own units.
+            For moves of one feature alone, in its own units; infinite for a feature that is fixed.
         """
         unit = self.scale if norm == "scaled" else np.ones_like(self.scale)
         scaled = self.matrix * unit
@@ -177,4 +224,6 @@ class AffineChain:
         columns = np.abs(self.matrix) if self.matrix.ndim == 1 else np.linalg.norm(self.matrix, axis=0)
         slack = 1 + 4 * (len(self.matrix) + 8) * EPS
         rate = (float(largest) + 2 * self.slope * float(unit.max())) * slack + UNDERFLOW
-        return rate, (columns + 2 * self.slope) * slack + UNDERFLOW
+        # for a feature without effect some small number, so that quotients stay finite
+        alone = np.maximum((columns + 2 * self.slope) * slack, LEAST * rate)
+        return rate, np.where(self.fixed, np.inf, alone)

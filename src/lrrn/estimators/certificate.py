@@ -37,7 +37,8 @@ class SampleCertificate:
         Norm of the radii: the Euclidean norm in the units of X, or the Euclidean norm after every feature is divided by its
         scale.
     feature_scale : array of shape (n_features,)
-        How far each feature may move, alone and in its own units, per unit of the radius.
+        How far each feature may move, alone and in its own units, per unit of the radius; 0 for a feature that the certificate
+        holds fixed, such as a category.
     """
 
     prediction: Array

@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from lrrn.certificates.energies import certify_energies
-from lrrn.certificates.radius import certify_solution, check_method
+from lrrn.certificates.radius import certify_solution, check_method, chosen_method
 from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.certificate import SampleCertificate
 from lrrn.qp import DEFAULT_TOL
@@ -19,7 +19,7 @@ from lrrn.qp import DEFAULT_TOL
 class CertifiedLabels(LiftedEstimator):
     """Mixin for an estimator that predicts the largest output of the network, or the label of least class energy."""
 
-    objective: str
+    objective: str | None
     classes_: Array
 
     def certificate(
@@ -82,8 +82,12 @@ class CertifiedLabels(LiftedEstimator):
 
         columns = self._columns(X, work)
         columns["prediction"] = self.classes_[columns["prediction"]]
-        by = "energy" if by_energy else method
-        return SampleCertificate(**columns, method=by, norm=named, feature_scale=self._feature_scale(norm))
+        chosen = self._chosen_method(method)
+        return SampleCertificate(**columns, method=chosen, norm=named, feature_scale=self._feature_scale(norm))
+
+    def _chosen_method(self, method: str) -> str:
+        """Return the method that derives the radii when ``method`` is asked for."""
+        return "energy" if self.objective == "class_energy" else chosen_method(self.network_, method)
 
     def certified_radius(
         self,
@@ -124,5 +128,6 @@ class CertifiedLabels(LiftedEstimator):
         """
         if not eps >= 0:
             raise ValueError(f"eps must be at least 0; got {eps}")
-        target = eps if eps > 0 else math.inf
+        # by default, the radii of certified_radius to the last digit; a search up to eps may prove slightly larger ones
+        target = eps if eps > 0 and method != "auto" else math.inf
         return self.certificate(X, method, target_radius=target, norm=norm).certified_accuracy(y, eps)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -14,46 +13,38 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from torch.nn import functional
 
+from lrrn.estimators import robust
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
 from lrrn.estimators.available import AvailableIf
 from lrrn.estimators.certified_labels import CertifiedLabels
 from lrrn.estimators.labels import UNLABELLED, counted, encode, known_classes, sample_weights
-from lrrn.learning import (
-    ClassEnergy,
-    Contrastive,
-    CrossEntropy,
-    Data,
-    Margin,
-    Objective,
-    SemiSupervised,
-    SquaredError,
-)
+from lrrn.estimators.objectives import check_probabilities, made
+from lrrn.learning import Data, Objective
 from lrrn.learning.trainer import Callback
 from lrrn.network import LRRN
-
-OBJECTIVES = ("contrastive", "margin", "cross_entropy", "squared_error", "class_energy", "semi_supervised")
-
-
-def _has_probabilities(self: LRRNClassifier) -> None:
-    if self.objective not in ("margin", "cross_entropy"):
-        raise AttributeError(
-            f"predict_proba needs a classifier with objective 'margin' or 'cross_entropy'; this one has {self.objective!r}, "
-            "whose scores are no logarithms of probabilities. See decision_function for the scores"
-        )
 
 
 @final
 class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type: ignore[misc]
     """Classifier on a lifted regression/reconstruction network, with certified radii.
 
+    Set ``eps`` to the size of perturbations that predictions should withstand. Parameters that are None are then chosen from
+    the data. Parameters that are given are kept.
+
     Parameters
     ----------
-    hidden_sizes : int or tuple of int, default=(64, 64)
-        Widths of the hidden layers.
-    objective : str, default="contrastive"
+    eps : float, optional
+        Make as many predictions as possible correct and certified at this size: in the units of X, or in units of standard
+        deviations with ``standardize="features"``. It sets the objective to "margin" with adversarial training and, unless
+        ``hidden_sizes`` is given, compares a hidden layer with logistic regression on held-out rows. ``chosen_`` has what it
+        chose.
+    hidden_sizes : int or tuple of int, optional
+        Widths of the hidden layers; none for a linear model. None means (64, 64), or a choice by ``eps``.
+    objective : str, optional
         Training objective: "contrastive" (the paper's loss), "margin" (cross-entropy with the margin ``margin``),
         "cross_entropy", "squared_error", "class_energy" (the paper's class-specific energies; predicts the label of least
-        energy), or "semi_supervised" (contrastive loss plus free energy; y = -1 means unlabelled).
+        energy), or "semi_supervised" (contrastive loss plus free energy; y = -1 means unlabelled). None means "contrastive", or
+        "margin" with ``eps``.
     beta : float or tuple of float, default=1.0
         Weights of the reconstruction terms; a single number means (beta, ..., beta, 0).
     gamma : float, default=1/8
@@ -62,22 +53,23 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         Set of the hidden activations.
     init : {"glorot", "orthogonal", "uniform"}, default="glorot"
         Initial weights.
-    optimizer : {"sgd", "adam", "adamw"}, default="adam"
+    optimizer : {"sgd", "adam", "adamw"}, optional
+        None means "adam", or "adamw" with ``eps``.
     schedule : {None, "one_cycle", "cosine"}, default="cosine"
     learning_rate : float, default=0.004
-    batch_size : int, default=32
-    epochs : int, default=60
+    batch_size, epochs : int, optional
+        None means 32 and 60, or a choice by ``eps``.
     weight_decay : float, default=5e-5
         lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
-    decoupled_weight_decay : float, default=0.0
-        Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw".
-    margin, temperature : float or (float, float), default=0.3 and 0.1
+    decoupled_weight_decay : float, optional
+        Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw". None means 0, or 0.1 with ``eps``.
+    margin, temperature : float or (float, float), optional
         For the margin objective: the lead that the right score should have, and the softness of the loss. A pair gives the
-        values at the beginning and at the end of training.
-    adversarial_eps : float or (float, float), default=0.0
+        values at the beginning and at the end of training. None means 0.3 and 0.1, or a choice by ``eps``.
+    adversarial_eps : float or (float, float), optional
         Adversarial training, for the margin objective: size of a one-step perturbation of every training input along the
         gradient of its loss, in the units of X after ``standardize``. A pair gives the values at the beginning and at the end
-        of training. A step takes about twice as long.
+        of training. A step takes about twice as long. None means 0, or ``eps``.
     free_energy_weight : float, default=0.0001
         Weight of the free energy in the semi-supervised objective.
     self_training : float, default=1.0
@@ -100,9 +92,12 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         scaled features unless ``norm="input"`` is asked for.
     early_stopping : bool, default=False
         Hold out ``validation_fraction`` of the data, stop after ``n_iter_no_change`` epochs without a better validation
-        accuracy, and restore the best parameters.
+        accuracy, and restore the best parameters, of equally good ones the latest.
     validation_fraction : float, default=0.1
     n_iter_no_change : int, default=10
+    max_seconds : float, optional
+        Time that :meth:`fit` may take, pretraining included. Training ends after the first step that ends later, with a
+        ConvergenceWarning. The result then depends on the speed of the machine.
     shifts : int, default=0
         Data augmentation for square images: random shifts by up to this many pixels in each direction, at every step.
     reuse_activations : bool, default=False
@@ -131,6 +126,8 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     Attributes
     ----------
     classes_ : array of shape (n_classes,)
+    chosen_ : dict
+        Values that ``eps`` chose for parameters that are None; empty without ``eps``.
     network_ : LRRN
         The trained network.
     lipschitz_ : LipschitzBound
@@ -157,10 +154,23 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     True
     """
 
-    objective: str
-    margin: float | tuple[float, float]
-    temperature: float | tuple[float, float]
-    adversarial_eps: float | tuple[float, float]
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "hidden_sizes": (64, 64),
+        "objective": "contrastive",
+        "optimizer": "adam",
+        "batch_size": 32,
+        "epochs": 60,
+        "decoupled_weight_decay": 0.0,
+        "margin": 0.3,
+        "temperature": 0.1,
+        "adversarial_eps": 0.0,
+    }
+
+    eps: float | None
+    objective: str | None
+    margin: float | tuple[float, float] | None
+    temperature: float | tuple[float, float] | None
+    adversarial_eps: float | tuple[float, float] | None
     free_energy_weight: float
     self_training: float
     confidence: float
@@ -170,22 +180,22 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
 
     def __init__(
         self,
-        hidden_sizes: int | tuple[int, ...] = (64, 64),
-        objective: str = "contrastive",
+        hidden_sizes: int | tuple[int, ...] | None = None,
+        objective: str | None = None,
         beta: float | tuple[float, ...] = 1.0,
         gamma: float = 1 / 8,
         constraint: Any = "nonneg",
         init: str = "glorot",
-        optimizer: str = "adam",
+        optimizer: str | None = None,
         schedule: str | None = "cosine",
         learning_rate: float = 0.004,
-        batch_size: int = 32,
-        epochs: int = 60,
+        batch_size: int | None = None,
+        epochs: int | None = None,
         weight_decay: float = 5e-5,
-        decoupled_weight_decay: float = 0.0,
-        margin: float | tuple[float, float] = 0.3,
-        temperature: float | tuple[float, float] = 0.1,
-        adversarial_eps: float | tuple[float, float] = 0.0,
+        decoupled_weight_decay: float | None = None,
+        margin: float | tuple[float, float] | None = None,
+        temperature: float | tuple[float, float] | None = None,
+        adversarial_eps: float | tuple[float, float] | None = None,
         free_energy_weight: float = 0.0001,
         self_training: float = 1.0,
         confidence: float = 0.3,
@@ -197,6 +207,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
+        max_seconds: float | None = None,
         shifts: int = 0,
         reuse_activations: bool = False,
         tol: float | None = None,
@@ -210,6 +221,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         callbacks: tuple[Callback, ...] = (),
         random_state: Any = None,
         verbose: int = 0,
+        eps: float | None = None,
     ) -> None:
         self._store(locals())
 
@@ -230,18 +242,27 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         LRRNClassifier
             The estimator itself.
         """
-        objective = self._objective()
+        self._objective()  # check its parameters first
         features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32])
         self.classes_, label = encode(labels, None, self._semi_supervised)
         weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
-        seed, device = self._begin(counted(features, weight), len(self.classes_), self.beta, "free")
-        validate = None
+        seed, device = self._prepare(counted(features, weight))
+        linear = None
+        if self.eps is not None:
+            keep = np.arange(len(label)) if weight is None else np.flatnonzero(weight > 0)
+            x = self._scaled(features[keep], torch.float64, torch.device("cpu")).numpy()
+            linear = robust.choose_classifier(self, x, label[keep], None if weight is None else weight[keep], seed)
+        self._build(features.shape[1], len(self.classes_), self.beta, "free")
+        if linear is not None:
+            robust.use_linear(self, linear)
+            return self
+        objective, validate = self._objective(), None
         rows = np.arange(len(features))
         if self.early_stopping:
-            # unlabelled samples cannot be scored, so all of them remain in the training set
-            known = np.flatnonzero(label != UNLABELLED)
-            kept, held = split_off_validation(len(known), self.validation_fraction, seed, label[known])
-            rows, held = np.union1d(np.flatnonzero(label == UNLABELLED), known[kept]), known[held]
+            # only samples with a label and a weight are scored; all others remain in the training set
+            known = np.flatnonzero((label != UNLABELLED) & (True if weight is None else weight > 0))
+            held = known[split_off_validation(len(known), self.validation_fraction, seed, label[known])[1]]
+            rows = np.setdiff1d(rows, held)
             x_held, y_held = self._scaled(features[held], torch.float64, device), torch.as_tensor(label[held]).to(device)
 
             def validate(net: LRRN) -> float:
@@ -273,6 +294,8 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         LRRNClassifier
             The estimator itself.
         """
+        if self.eps is not None:
+            raise ValueError("partial_fit sees the data in parts, and eps chooses from all of it: call fit, or leave out eps")
         objective = self._objective()
         first = not hasattr(self, "network_")
         if first and classes is None:
@@ -289,26 +312,19 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         self.classes_, label = encode(labels, classes if first else self.classes_, self._semi_supervised)
         weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
         if first:
-            self._begin(counted(features, weight), len(self.classes_), self.beta, "free")
+            self._prepare(counted(features, weight))
+            self._build(features.shape[1], len(self.classes_), self.beta, "free")
         self._pass_over(objective, self._data(features, label, weight, self.network_.W[0].device))
         return self
 
     def _objective(self) -> Objective:
-        objectives: dict[str, Callable[[], Objective]] = {
-            "contrastive": Contrastive,
-            "margin": lambda: Margin(self.margin, self.temperature, self.adversarial_eps),
-            "cross_entropy": CrossEntropy,
-            "squared_error": SquaredError,
-            "class_energy": ClassEnergy,
-            "semi_supervised": lambda: SemiSupervised(self.free_energy_weight, self.self_training, self.confidence),
-        }
-        if self.objective not in objectives:
-            raise ValueError(f"unknown objective {self.objective!r}; use one of {', '.join(objectives)}")
-        return objectives[self.objective]()
+        if self.eps is not None and self.objective not in (None, "margin"):
+            raise ValueError(f"eps trains with objective 'margin'; got objective={self.objective!r}: leave out one of the two")
+        return made(self._use("objective"), self._use)
 
     @property
     def _semi_supervised(self) -> bool:
-        return self.objective == "semi_supervised"
+        return bool(self._use("objective") == "semi_supervised")
 
     def _data(self, X: Array, label: Array, weight: Array | None, device: torch.device) -> Data:
         keep = np.arange(len(X)) if weight is None else np.flatnonzero(weight > 0)
@@ -326,7 +342,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
 
     def _scores(self, x: Tensor, on_failure: str | None = None) -> Tensor:
         """Return a score per class, of shape (n, n_classes); the prediction is the class of the largest score."""
-        if self.objective != "class_energy":
+        if self._use("objective") != "class_energy":
             return self._infer(x, on_failure=on_failure).output
         n_classes = len(self.classes_)
         energies = []
@@ -365,7 +381,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         check_is_fitted(self, "network_")
         return self.classes_[self._over_chunks(X, lambda x: self._scores(x).argmax(-1))]
 
-    @AvailableIf(_has_probabilities)
+    @AvailableIf(check_probabilities)
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return softmax probabilities; they are not calibrated.
 
@@ -377,5 +393,5 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         -------
         array of shape (n_samples, n_classes)
         """
-        temperature = float(np.ravel(self.temperature)[-1]) if self.objective == "margin" else 1.0
+        temperature = float(np.ravel(self._use("temperature"))[-1]) if self._use("objective") == "margin" else 1.0
         return self._over_chunks(X, lambda x: (self._scores(x) / temperature).softmax(-1))

@@ -62,6 +62,9 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         and restore the best parameters.
     validation_fraction : float, default=0.1
     n_iter_no_change : int, default=10
+    max_seconds : float, optional
+        Time that :meth:`fit` may take. Training ends after the first step that ends later, with a ConvergenceWarning. The
+        result then depends on the speed of the machine.
     shifts : int, default=0
         Data augmentation for square images: random shifts by up to this many pixels in each direction, at every step.
     reuse_activations : bool, default=False
@@ -139,6 +142,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
+        max_seconds: float | None = None,
         shifts: int = 0,
         reuse_activations: bool = False,
         tol: float | None = None,
@@ -175,7 +179,8 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
             raise ValueError("hidden_sizes must name at least one layer; got none")
         features = validate_data(self, X, dtype=[np.float64, np.float32])
         beta = self.beta if isinstance(self.beta, tuple | list) else (float(self.beta),) * n_layers
-        seed, device = self._begin(features, 0, beta, self.constraint)
+        seed, device = self._prepare(features)
+        self._build(features.shape[1], 0, beta, self.constraint)
         rows, validate = np.arange(len(features)), None
         if self.early_stopping:
             rows, held = split_off_validation(len(features), self.validation_fraction, seed, None)

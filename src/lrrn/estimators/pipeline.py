@@ -8,14 +8,16 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from lrrn.certificates.intervals import check_eps
-from lrrn.estimators._base import NORMS
-from lrrn.estimators.affine import AffineChain, split
+from lrrn.estimators._base import NORMS, LiftedEstimator
+from lrrn.estimators.affine import AffineChain
 from lrrn.estimators.certificate import RegressionCertificate, SampleCertificate
 from lrrn.estimators.certified_labels import CertifiedLabels
+from lrrn.estimators.columns import split_table, through_columns
 from lrrn.estimators.energy_model import LRRNEnergyModel
 from lrrn.estimators.regressor import LRRNRegressor
 from lrrn.linalg.verified import EPS
@@ -33,12 +35,14 @@ def certify_pipeline(
 
     The statement is about the numbers that ``pipeline.predict`` computes: the rounding errors of the steps are bounded and
     accounted for. They depend on the type of ``X``, which a perturbed input must have too: with float32 they are larger.
+    Perturbations move numbers. Columns that an encoder takes for categories are held fixed, and a missing value stays missing.
 
     Parameters
     ----------
     pipeline : Pipeline
-        Fitted. Its steps are StandardScaler, RobustScaler, MinMaxScaler or MaxAbsScaler (without clip), PCA or "passthrough",
-        and an estimator of this library is the last.
+        Fitted. Its steps are StandardScaler, RobustScaler, MinMaxScaler or MaxAbsScaler (without clip), PCA, SimpleImputer (of
+        NaN) or "passthrough", and an estimator of this library is the last. The first step may be a ColumnTransformer of
+        Pipelines of these for columns of numbers, and of OneHotEncoder or OrdinalEncoder for categories.
     X : array or data frame of shape (n_samples, n_features)
         What ``pipeline.predict`` takes.
     method : str, default="auto"
@@ -48,26 +52,21 @@ def certify_pipeline(
     norm : {"input", "scaled"}, default="input"
         Norm of radii and sizes: "input" is the Euclidean norm in the units of X. "scaled" is the Euclidean norm after every
         feature is divided by what the scalers at the beginning of the Pipeline divide it by (its standard deviation, with
-        StandardScaler).
+        StandardScaler). Columns that are held fixed do not count.
 
     Returns
     -------
     SampleCertificate or RegressionCertificate
-        ``SampleCertificate.feature_radius`` says how far each feature of X may move alone.
+        ``SampleCertificate.feature_radius`` says how far each feature of X may move alone: 0 for those that are held fixed.
     """
-    steps, last = split(pipeline)
+    steps, last = split_table(pipeline)
     if norm not in NORMS:
         raise ValueError(f"unknown norm {norm!r}; use 'input' for the Euclidean norm of X, or 'scaled'")
     if isinstance(last, LRRNRegressor) != (eps is not None):
         raise ValueError("eps, the sizes of perturbations, must be given for a regressor, and for a regressor only")
     if method != "auto" and not isinstance(last, CertifiedLabels):
         raise ValueError(f"method applies to a classifier; got {method!r} for a {type(last).__name__}")
-    check_is_fitted(last, "network_")
-    Z: Any = X
-    chain = AffineChain(check_array(X).shape[1])
-    for _, step in steps:
-        Z = chain.through(step, Z)
-    chain.end(last.scale_in_)
+    Z, chain = _passed(steps, last, X)
     rate, by_feature = chain.rates(NORMS[norm])
     if isinstance(last, LRRNRegressor):
         sizes = [float(size) for size in np.ravel(np.asarray(eps))]
@@ -84,6 +83,35 @@ def certify_pipeline(
         found = last.certificate(Z, norm="scaled")
     radius = np.maximum(found.radius - chain.error, 0.0) / rate * (1 - 8 * EPS)
     return replace(found, radius=radius, norm=NORMS[norm], feature_scale=rate / by_feature * (1 - 8 * EPS))
+
+
+def _passed(steps: list[tuple[str, Any]], last: LiftedEstimator, X: ArrayLike) -> tuple[Any, AffineChain]:
+    """Return what the steps of a Pipeline make of X, and the map from X to the network's input."""
+    check_is_fitted(last, "network_")
+    Z: Any = X
+    if not (steps and isinstance(steps[0][1], ColumnTransformer)):
+        check_array(X, ensure_all_finite="allow-nan")
+    first = steps[0][1] if steps else last
+    check_is_fitted(first)
+    chain = AffineChain(first.n_features_in_)
+    for _, step in steps:
+        Z = through_columns(chain, step, Z) if isinstance(step, ColumnTransformer) else chain.through(step, Z)
+    chain.end(last.scale_in_)
+    return Z, chain
+
+
+def reaching(model: Any, X: ArrayLike, eps: float, norm: str | None) -> tuple[Any, Any, float, str | None]:
+    """Replace a Pipeline by its estimator: return the estimator, its input, and the size and norm of perturbations there.
+
+    A perturbation of X of norm at most ``eps`` moves the input of the estimator, rounding errors included, by no more than that
+    size. An estimator is returned with what was given.
+    """
+    if not isinstance(model, Pipeline):
+        return model, X, eps, norm
+    steps, last = split_table(model)
+    Z, chain = _passed(steps, last, X)
+    rate, _ = chain.rates(NORMS[norm or "input"])
+    return last, Z, (rate * eps + float(np.max(chain.error))) * (1 + 4 * EPS), "scaled"
 
 
 @final

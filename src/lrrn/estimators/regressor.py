@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from lrrn.certificates.intervals import check_eps, interval_of_solution
+from lrrn.estimators import robust
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
 from lrrn.estimators.certificate import RegressionCertificate
 from lrrn.learning import Contrastive, Data, Objective, SquaredError
@@ -29,10 +30,18 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
 
     Targets are centred and scaled internally; predictions and intervals are in the units of y.
 
+    Set ``eps`` for narrow intervals. Parameters that are None are then chosen from the data. Parameters that are given are
+    kept.
+
     Parameters
     ----------
-    hidden_sizes : int or tuple of int, default=(64, 64)
-        Widths of the hidden layers.
+    eps : float, optional
+        Keep the certified intervals at this size, in the units of X, at most as wide as those of ridge regression: it sets
+        ``max_output_norm`` to the norm of its weights and, unless ``hidden_sizes`` is given, compares a hidden layer with ridge
+        regression on held-out rows. Widths are proportional to the size, so all sizes lead to the same model. ``chosen_`` has
+        what it chose.
+    hidden_sizes : int or tuple of int, optional
+        Widths of the hidden layers; none for a linear model. None means (64, 64), or a choice by ``eps``.
     objective : {"squared_error", "contrastive"}, default="squared_error"
         Squared error by implicit differentiation, or the paper's contrastive loss.
     beta : float or tuple of float, default=1.0
@@ -46,14 +55,17 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     optimizer : {"sgd", "adam", "adamw"}, default="adam"
     schedule : {None, "one_cycle", "cosine"}, default="cosine"
     learning_rate : float, default=0.004
-    batch_size : int, default=32
-    epochs : int, default=60
+    batch_size, epochs : int, optional
+        None means 32 and 30, or a choice by ``eps``.
     weight_decay : float, default=0.0
         lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
     decoupled_weight_decay : float, default=0.0
         Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw".
     max_weight_norm : float, optional
         Upper bound on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
+    max_output_norm : float or tuple of float, optional
+        For squared error: upper bound on the norm of the output weights of every target, for targets of standard deviation one.
+        With one hidden layer and beta = 1, it bounds the Lipschitz constant. None means no bound, or a choice by ``eps``.
     standardize : {False, True, "common", "features"}, default=False
         True or "common": centre every feature and divide all of them by one common scale; perturbations stay Euclidean, in the
         units of X. "features": divide every feature by its own standard deviation (constant features by 1); perturbations are
@@ -63,6 +75,9 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         and restore the best parameters.
     validation_fraction : float, default=0.1
     n_iter_no_change : int, default=10
+    max_seconds : float, optional
+        Time that :meth:`fit` may take. Training ends after the first step that ends later, with a ConvergenceWarning. The
+        result then depends on the speed of the machine.
     shifts : int, default=0
         Data augmentation for square images: random shifts by up to this many pixels in each direction, at every step.
     reuse_activations : bool, default=False
@@ -90,6 +105,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
 
     Attributes
     ----------
+    chosen_ : dict
+        Values that ``eps`` chose for parameters that are None; empty without ``eps``.
     network_ : LRRN
         The trained network, from scaled inputs to scaled targets.
     lipschitz_ : LipschitzBound
@@ -117,11 +134,15 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     True
     """
 
+    DEFAULTS: ClassVar[dict[str, Any]] = {"hidden_sizes": (64, 64), "batch_size": 32, "epochs": 30}
+
+    eps: float | None
     objective: str
+    max_output_norm: float | tuple[float, ...] | None
 
     def __init__(
         self,
-        hidden_sizes: int | tuple[int, ...] = (64, 64),
+        hidden_sizes: int | tuple[int, ...] | None = None,
         objective: str = "squared_error",
         beta: float | tuple[float, ...] = 1.0,
         gamma: float = 1 / 8,
@@ -130,8 +151,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         optimizer: str = "adam",
         schedule: str | None = "cosine",
         learning_rate: float = 0.004,
-        batch_size: int = 32,
-        epochs: int = 60,
+        batch_size: int | None = None,
+        epochs: int | None = None,
         weight_decay: float = 0.0,
         decoupled_weight_decay: float = 0.0,
         max_weight_norm: float | None = None,
@@ -139,6 +160,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
+        max_seconds: float | None = None,
         shifts: int = 0,
         reuse_activations: bool = False,
         tol: float | None = None,
@@ -152,6 +174,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         callbacks: tuple[Callback, ...] = (),
         random_state: Any = None,
         verbose: int = 0,
+        max_output_norm: float | tuple[float, ...] | None = None,
+        eps: float | None = None,
     ) -> None:
         self._store(locals())
 
@@ -175,9 +199,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         LRRNRegressor
             The estimator itself.
         """
-        objectives: dict[str, Objective] = {"squared_error": SquaredError(), "contrastive": Contrastive()}
-        if self.objective not in objectives:
-            raise ValueError(f"unknown objective {self.objective!r}; use one of {', '.join(objectives)}")
+        self._objective()  # check its parameters first
         features, values = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
         self._single = values.ndim == 1
         targets = np.asarray(values, dtype=np.float64).reshape(len(values), -1)
@@ -191,11 +213,21 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         self.offset_out_, spread = targets[counts].mean(axis=0), targets[counts].std(axis=0)
         self.scale_out_ = np.where(spread > 0, spread, 1.0)
         targets = (targets - self.offset_out_) / self.scale_out_
-        seed, device = self._begin(features[counts], targets.shape[1], self.beta, "free")
+        seed, device = self._prepare(features[counts])
+        linear = None
+        if self.eps is not None:
+            x = self._scaled(features[counts], torch.float64, torch.device("cpu")).numpy()
+            linear = robust.choose_regressor(self, x, targets[counts], None if weight is None else weight[counts], seed)
+        self._build(features.shape[1], targets.shape[1], self.beta, "free")
+        if linear is not None:
+            robust.use_linear(self, linear)
+            return self
         dtype = self.network_.W[0].dtype
         rows, validate = np.arange(len(features)), None
         if self.early_stopping:
-            rows, held = split_off_validation(len(features), self.validation_fraction, seed, None)
+            known = np.flatnonzero(counts)
+            kept, held = split_off_validation(len(known), self.validation_fraction, seed, None)
+            rows, held = known[kept], known[held]
             x_held, y_held = self._scaled(features[held], torch.float64, device), torch.as_tensor(targets[held]).to(device)
 
             def validate(net: LRRN) -> float:
@@ -208,8 +240,21 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
             torch.as_tensor(targets[rows]).to(device=device, dtype=dtype),
             weight=None if weight is None else torch.as_tensor(weight[rows]).to(device=device, dtype=dtype),
         )
-        self._train(objectives[self.objective], data, seed, validate)
+        self._train(self._objective(), data, seed, validate)
         return self
+
+    def _objective(self) -> Objective:
+        objectives: dict[str, Callable[[], Objective]] = {
+            "squared_error": lambda: SquaredError(self._use("max_output_norm")),
+            "contrastive": Contrastive,
+        }
+        if self.objective not in objectives:
+            raise ValueError(f"unknown objective {self.objective!r}; use one of {', '.join(objectives)}")
+        bounded = {name: getattr(self, name) for name in ("eps", "max_output_norm") if getattr(self, name) is not None}
+        if bounded and self.objective != "squared_error":
+            given = ", ".join(f"{name}={value!r}" for name, value in bounded.items())
+            raise ValueError(f"{given} needs objective 'squared_error'; got {self.objective!r}")
+        return objectives[self.objective]()
 
     def predict(self, X: ArrayLike) -> Array:
         """Predict the targets.

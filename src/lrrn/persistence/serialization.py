@@ -15,7 +15,7 @@ from lrrn.energy.constraints import Interval
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.estimators._base import STANDARDIZE, LiftedEstimator
 from lrrn.estimators.affine import split
-from lrrn.estimators.classifier import OBJECTIVES
+from lrrn.estimators.objectives import OBJECTIVES
 from lrrn.network import LRRN
 from lrrn.network.solution import ON_FAILURE
 from lrrn.persistence import pipelines
@@ -32,7 +32,7 @@ ESTIMATORS: dict[str, type[LiftedEstimator]] = {
 }
 NOT_SAVED = ("callbacks", "checkpoint", "log", "resume")
 """Parameters that belong to a run or a machine, not to a model."""
-ATTRIBUTES = ("classes_", "feature_names_in_", "n_features_in_", "history_", "offset_", "offset_in_", "scale_in_")
+ATTRIBUTES = ("chosen_", "classes_", "feature_names_in_", "n_features_in_", "history_", "offset_", "offset_in_", "scale_in_")
 ATTRIBUTES_OUT = ("offset_out_", "scale_out_", "_single", "_n_features_out", "_seed")
 
 REQUIRED = ("n_features_in_", "history_", "offset_in_", "scale_in_", "_seed")
@@ -180,6 +180,9 @@ def _check_values(estimator: Any) -> None:
         "on_failure": estimator.on_failure in ON_FAILURE,
         "standardize": estimator.standardize in STANDARDIZE,
     }
+    if hasattr(estimator, "chosen_") or getattr(estimator, "eps", None) is not None:  # files of earlier releases have none
+        chosen = estimator.chosen_
+        fits["chosen_"] = isinstance(chosen, dict) and {*chosen} <= {*estimator.get_params(deep=False)}
     if hasattr(estimator, "feature_names_in_"):
         names = estimator.feature_names_in_
         is_array = isinstance(names, np.ndarray) and names.shape == sizes[:1]
@@ -187,8 +190,8 @@ def _check_values(estimator: Any) -> None:
     if isinstance(estimator, LRRNClassifier):
         classes = estimator.classes_
         fits["classes_"] = isinstance(classes, np.ndarray) and classes.shape == sizes[-1:]
-        fits["objective"] = estimator.objective in OBJECTIVES
-        temperature = estimator.temperature
+        fits["objective"] = estimator._use("objective") in OBJECTIVES
+        temperature = estimator._use("temperature")
         pair = temperature if isinstance(temperature, tuple) and len(temperature) == 2 else (temperature,)
         fits["temperature"] = all(_is_number(value) and value > 0 for value in pair)
     if isinstance(estimator, LRRNRegressor):

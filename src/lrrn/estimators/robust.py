@@ -1,0 +1,257 @@
+"""What ``eps`` decides: parameters of the estimators, from the data and the size of perturbations to withstand.
+
+Logistic and ridge regression are networks of this family without hidden layers. They set the scale of the loss or of the output
+weights, and they are the alternative: a network with hidden units is kept only if it is clearly better on held-out rows.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Fit = Callable[[dict[str, Any], Array], Callable[[Array], Array]]
+"""From parameters and training rows to a function from held-out rows to one score per row, the larger the better."""
+
+HIDDEN = (64,)
+BATCH = 64
+DECAY = 0.1
+STRENGTHS = (0.01, 0.1, 1.0, 10.0)
+"""Values of C, the inverse strength of regularisation, tried for logistic regression."""
+ALPHA = 1.0
+"""Strength of regularisation of ridge regression."""
+FOLDS = 5
+LARGE = 2000
+"""Number of rows from which one split is used in place of cross-validation."""
+HELD_OUT = 300
+"""The most rows of a fold that are scored."""
+
+
+@final
+@dataclass(frozen=True)
+class Linear:
+    """A linear model: outputs are ``weight @ x + bias``."""
+
+    weight: Array  # (outputs, features)
+    bias: Array  # (outputs,)
+
+    def certified(self, x: Array, label: Array, eps: float) -> Array:
+        """Return whether each sample is classified correctly, at a distance of more than ``eps`` from the decision boundary."""
+        scores = x @ self.weight.T + self.bias
+        right = np.take_along_axis(scores, label[:, None], axis=1)
+        distance = np.linalg.norm(self.weight[label][:, None] - self.weight[None], axis=2)
+        others = np.arange(len(self.weight)) != label[:, None]
+        return np.all((right - scores > eps * distance) | ~others, axis=1)
+
+
+def epochs(rows: int) -> int:
+    """Return the number of epochs: between 200 and 600 steps, and at least ten epochs."""
+    steps = max(min(rows, 600), 200)
+    return max(10, math.ceil(steps * BATCH / max(rows, 1)))
+
+
+def logistic(x: Array, label: Array, weight: Array | None, strength: float) -> Linear:
+    """Fit logistic regression, with weights whose mean over the classes is zero."""
+    from sklearn.linear_model import LogisticRegression
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it need not converge to be an alternative
+        model = LogisticRegression(C=strength, max_iter=300).fit(x, label, sample_weight=weight)
+    coef, intercept = model.coef_, model.intercept_
+    if len(coef) == 1:
+        coef, intercept = np.concatenate([-coef, coef]) / 2, np.concatenate([-intercept, intercept]) / 2
+    return Linear(coef - coef.mean(axis=0), intercept - intercept.mean())
+
+
+def ridge(x: Array, target: Array, weight: Array | None) -> Linear:
+    """Fit ridge regression to targets of shape (rows, outputs)."""
+    from sklearn.linear_model import Ridge
+
+    model = Ridge(alpha=ALPHA).fit(x, target, sample_weight=weight)
+    return Linear(np.reshape(model.coef_, (target.shape[1], -1)), np.full(target.shape[1], model.intercept_))
+
+
+def margin_parameters(x: Array, linear: Linear, eps: float) -> dict[str, Any]:
+    """Return parameters of the margin objective for adversarial training at ``eps``.
+
+    Output weights have rows of norm one, so the temperature has the unit of x. It is the one of logistic regression, whose rows
+    have another norm, plus ``eps``, and at most the spread of the data: where a linear model explains nothing, its own is
+    infinite.
+    """
+    norm = math.sqrt(np.square(linear.weight).sum(axis=1).mean())
+    spread = math.sqrt(x.var(axis=0).sum())
+    softness = min(1 / norm if norm > 0 else math.inf, spread if spread > 0 else 1.0) + eps
+    return {
+        "objective": "margin",
+        "margin": 0.0,
+        "temperature": softness,
+        "adversarial_eps": eps,
+        "optimizer": "adamw",
+        "decoupled_weight_decay": DECAY,
+        "hidden_sizes": HIDDEN,
+        "batch_size": BATCH,
+        "epochs": epochs(len(x)),
+    }
+
+
+def classifier_parameters(
+    x: Array, label: Array, weight: Array | None, eps: float, seed: int, fit: Fit | None
+) -> tuple[dict[str, Any], Linear | None]:
+    """Return the parameters of a classifier, and the linear model if that is the better one.
+
+    Parameters
+    ----------
+    x, label, weight
+        Scaled features, numbers of classes, weights of the rows.
+    eps : float
+        Size of perturbations of ``x``.
+    seed : int
+        For the choice of held-out rows.
+    fit : callable or None
+        Trains a network and scores rows by 1 if correct and certified, else 0. None: no comparison, keep the hidden units.
+    """
+    reference = logistic(x, label, weight, 1.0)
+    chosen = margin_parameters(x, reference, eps)
+    if fit is None or np.bincount(label).min() < FOLDS:
+        return chosen, None
+    splits = list(_splits(len(x), seed, label))
+    certified: dict[float, list[Array]] = {strength: [] for strength in STRENGTHS}
+    of_network = []
+    for train, held in splits:
+        for strength in STRENGTHS:
+            model = logistic(x[train], label[train], None if weight is None else weight[train], strength)
+            certified[strength].append(model.certified(x[held], label[held], eps))
+            if strength == 1.0:
+                of_network.append({**margin_parameters(x[train], model, eps), "epochs": math.ceil(chosen["epochs"] / 2)})
+    found = {strength: np.concatenate(parts).astype(float) for strength, parts in certified.items()}
+    best = max(STRENGTHS, key=lambda strength: found[strength].mean())
+    if not _better(found[best] - found[1.0]):
+        best = 1.0
+    gains: list[Array] = []
+    for (train, held), parameters, linear in zip(splits, of_network, certified[best], strict=True):
+        gains.append(fit(parameters, train)(held).astype(float) - linear)
+        if _settled(np.concatenate(gains)):
+            break
+    if _better(np.concatenate(gains)):
+        return chosen, None
+    return {**chosen, "hidden_sizes": (), "temperature": 1.0}, logistic(x, label, weight, best)
+
+
+def regressor_parameters(
+    x: Array, target: Array, weight: Array | None, seed: int, fit: Fit | None
+) -> tuple[dict[str, Any], Linear | None]:
+    """Return the parameters of a regressor, and the linear model if that is the better one.
+
+    One hidden layer with beta = 1 is 1-Lipschitz, so the norm of the output weights bounds the Lipschitz constant. It is kept
+    below that of ridge regression.
+
+    Parameters
+    ----------
+    x, target, weight, seed
+        As in :func:`classifier_parameters`; scaled targets of shape (rows, outputs).
+    fit : callable or None
+        Trains a network and scores rows by minus the squared error. None: no comparison, keep the hidden units.
+    """
+
+    def parameters(linear: Linear, rows: int) -> dict[str, Any]:
+        bound = tuple((0.999 * np.linalg.norm(linear.weight, axis=1)).tolist())
+        return {"hidden_sizes": HIDDEN, "batch_size": BATCH, "epochs": epochs(rows), "max_output_norm": bound}
+
+    whole = ridge(x, target, weight)
+    chosen = parameters(whole, len(x))
+    if fit is None or len(x) < 2 * FOLDS:
+        return chosen, None
+    gains: list[Array] = []
+    for train, held in _splits(len(x), seed, None):
+        linear = ridge(x[train], target[train], None if weight is None else weight[train])
+        error = np.square(x[held] @ linear.weight.T + linear.bias - target[held]).sum(axis=1)
+        gains.append(fit(parameters(linear, len(train)), train)(held) + error)
+        if _settled(np.concatenate(gains)):
+            break
+    if _better(np.concatenate(gains), 2.0):
+        return chosen, None
+    # a little smaller, so that the proven half-width with its rounding is at most that of ridge regression
+    return {**chosen, "hidden_sizes": ()}, Linear(whole.weight * (1 - 1e-6), whole.bias)
+
+
+def choose_classifier(model: Any, x: Array, label: Array, weight: Array | None, seed: int) -> Linear | None:
+    """Set ``chosen_`` of a classifier from its data and ``eps``; return the linear model if that is the better one."""
+    eps = float(model.eps) / model._unit()
+
+    def fit(parameters: dict[str, Any], train: Array) -> Callable[[Array], Array]:
+        trial = _trial(model, parameters, seed).fit(x[train], label[train], None if weight is None else weight[train])
+
+        def score(held: Array) -> Array:
+            found = trial.certificate(x[held])
+            return np.asarray((found.prediction == label[held]) & (found.radius > eps))
+
+        return score
+
+    compare = fit if model.hidden_sizes is None else None
+    return _keep(model, *classifier_parameters(x, label, weight, eps, seed, compare))
+
+
+def choose_regressor(model: Any, x: Array, target: Array, weight: Array | None, seed: int) -> Linear | None:
+    """Set ``chosen_`` of a regressor from its data; return the linear model if that is the better one."""
+
+    def fit(parameters: dict[str, Any], train: Array) -> Callable[[Array], Array]:
+        trial = _trial(model, parameters, seed).fit(x[train], target[train], None if weight is None else weight[train])
+        return lambda held: -np.square(trial.predict(x[held]).reshape(target[held].shape) - target[held]).sum(axis=1)
+
+    compare = fit if model.hidden_sizes is None else None
+    return _keep(model, *regressor_parameters(x, target, weight, seed, compare))
+
+
+def use_linear(model: Any, linear: Linear) -> None:
+    """Use a linear model as an estimator's network, which has no hidden layers."""
+    with torch.no_grad():
+        model.network_.W[0].copy_(torch.as_tensor(linear.weight))
+        model.network_.b[0].copy_(torch.as_tensor(linear.bias))
+    model._set_history([])
+
+
+def _trial(model: Any, chosen: dict[str, Any], seed: int) -> Any:
+    """Return an estimator like ``model`` with chosen parameters, for scaled features; it takes from the same budget of time."""
+    given = {name: value for name, value in model.get_params(deep=False).items() if value is not None}
+    plain: dict[str, Any] = {
+        "eps": None,
+        "standardize": False,
+        "early_stopping": False,
+        "checkpoint": None,
+        "resume": False,
+        "log": None,
+    }
+    plain |= {"callbacks": (), "verbose": 0, "random_state": seed, "max_seconds": model._budget.left}
+    return type(model)(**{**chosen, **given, **plain})
+
+
+def _keep(model: Any, parameters: dict[str, Any], linear: Linear | None) -> Linear | None:
+    model.chosen_ = {name: value for name, value in parameters.items() if getattr(model, name) is None}
+    return linear
+
+
+def _splits(n: int, seed: int, label: Array | None) -> Iterator[tuple[Array, Array]]:
+    """Yield training and held-out rows: of cross-validation, or of one split if there are many rows."""
+    from sklearn.model_selection import KFold, ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit
+
+    one, several = (ShuffleSplit, KFold) if label is None else (StratifiedShuffleSplit, StratifiedKFold)
+    held = max(HELD_OUT / n, 0.1)
+    split = one(1, test_size=held, random_state=seed) if n >= LARGE else several(FOLDS, shuffle=True, random_state=seed)
+    for train, rest in split.split(np.zeros((n, 1)), label):
+        yield train, rest[:HELD_OUT]
+
+
+def _better(gains: Array, errors: float = 1.0) -> bool:
+    """Whether the sum of differences is more than this many standard errors above zero: in doubt, the simpler model."""
+    return bool(gains.sum() > errors * math.sqrt(np.square(gains).sum()))
+
+
+def _settled(gains: Array) -> bool:
+    return _better(gains, 2.0) or _better(-gains, 2.0)
