@@ -110,7 +110,7 @@ def measure_energies(
     mirrored = own.reshape(-1, side, side)[:, :, ::-1].reshape(own.shape)
     noise = np.random.default_rng(seed).standard_normal(own.shape)
     gaussian = X.mean(0, dtype=np.float64) + X.std(0, dtype=np.float64) * noise
-    familiar, figures = model.energy(own), {}
+    in_distribution, figures = model.energy(own), {}
     for name, inputs in {**tests, "mirrored": mirrored, "gaussian": gaussian}.items():
         energy = model.energy(inputs)
         figures[name] = {
@@ -118,6 +118,6 @@ def measure_energies(
             "std": float(energy.std()),
             "mean without 1/2": 2 * float(energy.mean()),
             "std without 1/2": 2 * float(energy.std()),
-            "auroc": auroc(familiar, energy),
+            "auroc": auroc(in_distribution, energy),
         }
     return figures

@@ -118,6 +118,7 @@ class Run:
             return LRRNEnergyModel(
                 hidden_sizes=(32, 32), constraint=self.constraint, learning_rate=0.005, **{**paper, **common}
             )
+        common.setdefault("hidden_sizes", (64, 64))
         if self.kind == "margin":
             recipe = {"margin": 0.7, "temperature": 0.25, "optimizer": "adamw", "schedule": "one_cycle", "learning_rate": 2e-3}
             recipe |= {"decoupled_weight_decay": 0.3, "weight_decay": 0.0, "batch_size": 128, "init": "uniform"}
