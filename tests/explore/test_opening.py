@@ -20,7 +20,7 @@ def test_digits_are_trained_on_the_spot_and_told_of(monkeypatch):
     assert told == [(k, 6) for k in range(7)]
     session = opened.session
     assert session.reference.score > 0.9 and len(session.reference.samples) == 240
-    # its energy tells strange inputs, which a classifier's does not unless it is trained to
+    # its energy tells out-of-distribution inputs, which a classifier's does not unless it is trained to
     scrambled = digits()[0][:, np.random.default_rng(0).permutation(64)]
     assert np.mean(session.model.energy(scrambled) > np.quantile(session.reference.energies["samples"], 0.9)) > 0.8
     better = opened.refine()

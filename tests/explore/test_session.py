@@ -51,14 +51,14 @@ def test_the_answer_is_the_model_s(session):
     assert len(answer["reconstructions"]) == 3 and answer["reconstructions"][2] is None  # an output with beta 0 does not
 
 
-def test_familiar_and_strange_are_quantiles_of_held_out_energies(plain):
+def test_in_and_out_of_distribution_are_quantiles_of_held_out_energies(plain):
     reference = plain.reference
     energies = np.sort(reference.energies["samples"])
     X = digits()[0]
     verdicts = {plain.analyse(X[k])["energy"]["verdict"] for k in np.argsort(plain.model.energy(X))[:5]}
-    assert verdicts == {"familiar"}
+    assert verdicts == {"in-distribution"}
     low = dataclasses.replace(reference, energies={"samples": np.array([1e-9])})
-    assert Session(plain.model, (8, 8), low).analyse(X[0])["energy"]["verdict"] == "strange"
+    assert Session(plain.model, (8, 8), low).analyse(X[0])["energy"]["verdict"] == "out-of-distribution"
     nothing = Session(plain.model, (8, 8), None).analyse(X[0])["energy"]
     assert nothing["verdict"] is None and nothing["share"] is None and nothing["value"] > 0
     assert len(energies) == 200
@@ -132,7 +132,9 @@ def test_an_energy_model_shows_what_applies_to_it():
     test = digits()[0]
     for pixels in (test[0], 1 - test[0]):
         answer = session.analyse(pixels)
-        assert answer["energy"]["verdict"] == ("strange" if model.predict(pixels[None])[0] == -1 else "familiar")
+        assert answer["energy"]["verdict"] == (
+            "out-of-distribution" if model.predict(pixels[None])[0] == -1 else "in-distribution"
+        )
         assert answer["energy"]["threshold"] == -model.offset_ and "scores" not in answer
         assert answer["radius"] == pytest.approx(model.certified_radius(pixels[None])[0], rel=1e-9)
         assert all(image is not None for image in answer["reconstructions"])

@@ -82,7 +82,7 @@ def train_digits(seed: int, device: str, progress: Callable[[int, int], None]) -
         callbacks=(tell,),
     ).fit(X, y)
     X_test, y_test = datasets.load("digits", "test")
-    return _compared(model, X_test, y_test, (8, 8), "digits, held out", 4 * KEPT_SAMPLES, familiar=X)
+    return _compared(model, X_test, y_test, (8, 8), "digits, held out", 4 * KEPT_SAMPLES, in_distribution=X)
 
 
 def _compared(
@@ -92,10 +92,10 @@ def _compared(
     shape: tuple[int, int],
     source: str,
     keep: int,
-    familiar: Array | None = None,
+    in_distribution: Array | None = None,
 ) -> Opened:
     """Compute a reference of samples with radii of a fast method; tighter radii are computed later."""
-    energies = energies_of(model, X, shape, familiar)
+    energies = energies_of(model, X, shape, in_distribution)
     if not isinstance(model, LRRNClassifier) or y is None:
         return Opened(Session(model, shape, reference_of(model, X, y, shape, source, keep, None, None, energies)))
     classifier, right = model, np.asarray(model.predict(X) == y)

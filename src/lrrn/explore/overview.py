@@ -30,7 +30,7 @@ def describe(session: Session, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "kind": "classifier" if classifier else "energy model",
-        "objective": model.objective if classifier else "free energy",
+        "objective": model._use("objective") if classifier else "free energy",
         "classes": session.classes,
         "shape": list(session.image_shape),
         "sizes": list(net.sizes),
@@ -80,14 +80,14 @@ def compared(reference: Reference) -> dict[str, Any]:
         kind: (np.histogram(np.minimum(values, edges[-1]), edges)[0] / len(values)).round(5).tolist()
         for kind, values in reference.energies.items()
     }
-    familiar = reference.energies["samples"]
+    own = reference.energies["samples"]
     return {
         "source": reference.source,
         "score": reference.score,
-        "n": len(familiar) if reference.radii is None else len(reference.radii),
+        "n": len(own) if reference.radii is None else len(reference.radii),
         "curve": None if reference.radii is None else _curve(reference.radii, reference.score),
         "energies": {"edges": edges.round(6).tolist(), "shares": shares},
-        "auroc": {kind: auroc(familiar, values) for kind, values in reference.energies.items() if kind != "samples"},
+        "auroc": {kind: auroc(own, values) for kind, values in reference.energies.items() if kind != "samples"},
     }
 
 

@@ -25,7 +25,7 @@ from lrrn.runtime.threads import blas_threads
 Array = NDArray[Any]
 Explorable = LRRNClassifier | LRRNEnergyModel
 
-FAMILIAR, STRANGE = 0.9, 0.99
+INSIDE, OUTSIDE = 0.9, 0.99
 """Energy quantiles of held-out samples: an input is in-distribution up to the first, out-of-distribution beyond the second."""
 NORMS = 41
 """Number of norms at which an attack is shown, including 0."""
@@ -59,7 +59,7 @@ class Session:
     def obstacles(self) -> dict[str, str | None]:
         """For each optional part of the page, the reason why the model does not support it; None where it does."""
         if isinstance(self.model, LRRNEnergyModel):
-            reason = "An energy model has no labels: it tells familiar inputs from strange ones."
+            reason = "An energy model has no labels: it tells in-distribution inputs from out-of-distribution ones."
             return {"scores": reason, "attack": reason, "clamp": reason, "local": reason}
         by_energy = self.model.objective == "class_energy"
         attack = (
@@ -228,11 +228,11 @@ class Session:
         weighed: dict[str, Any] = {"value": energy, "share": None, "verdict": None, "threshold": None}
         if self._sorted is not None:
             share = float(np.searchsorted(self._sorted, energy) / len(self._sorted))
-            verdict = "familiar" if share <= FAMILIAR else "unusual" if share <= STRANGE else "strange"
+            verdict = "in-distribution" if share <= INSIDE else "unusual" if share <= OUTSIDE else "out-of-distribution"
             weighed |= {"share": share, "verdict": verdict}
         if isinstance(self.model, LRRNEnergyModel):
             threshold = -self.model.offset_
-            weighed |= {"threshold": threshold, "verdict": "strange" if energy > threshold else "familiar"}
+            weighed |= {"threshold": threshold, "verdict": "out-of-distribution" if energy > threshold else "in-distribution"}
         return weighed
 
 

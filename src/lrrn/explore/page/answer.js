@@ -57,8 +57,8 @@ export class AnswerView {
     }
     this.radius(answer.radius, classes.length ? "proven" : "of this decision, proven");
     find("energy").textContent = figure(value);
-    find("energy-note").textContent = threshold === null ? "" : `strange above ${figure(threshold)}`;
-    const chip = find("familiarity");
+    find("energy-note").textContent = threshold === null ? "" : `out-of-distribution above ${figure(threshold)}`;
+    const chip = find("distribution");
     chip.hidden = !verdict || !classes.length;
     chip.className = `chip ${verdict ?? ""}`;
     chip.textContent = verdict ?? "";

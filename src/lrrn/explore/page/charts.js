@@ -69,7 +69,7 @@ export function curve(place, { norms, shares }) {
   return marker(made, ends);
 }
 
-// Energies of samples as an area, of strange inputs as lines.
+// Energies of samples as an area, of out-of-distribution inputs as lines.
 export function histogram(place, { edges, shares }, names) {
   const ends = [edges[0], edges.at(-1)];
   const top = Math.max(...Object.values(shares).flat()) * 1.05;

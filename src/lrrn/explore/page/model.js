@@ -48,8 +48,8 @@ export class ModelView {
     const told = kinds.slice(1).map((kind, k) => `${names[k + 1]} ${auroc[kind].toFixed(2)}`).join(", ");
     const weak = Math.max(...Object.values(auroc)) < 0.6;
     find("energies-text").textContent =
-      `Low energy means familiar. AUROC against samples: ${told}.` +
-      (weak ? " This model was not trained to tell strange inputs by their energy, and hardly does." : "");
+      `Low energy means in-distribution. AUROC against samples: ${told}.` +
+      (weak ? " This model was not trained to tell out-of-distribution inputs by their energy, and hardly does." : "");
     this.markEnergy = charts.histogram(find("energies"), energies, names);
   }
 
