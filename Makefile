@@ -1,7 +1,7 @@
 PYTHON ?= python3
 PIP := bin/pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo explore test test-studies coverage browser lint types contracts wheel mutate interpret docs scale-out faults fuzz bench \
+.PHONY: help demo explore test test-studies coverage browser lint types contracts wheel mutate interpret docs notebooks scale-out faults fuzz bench \
 	portable portable-quick \
 	reproduce reproduce-quick record clean
 
@@ -13,6 +13,7 @@ help:
 	@echo "make lint       check style and formatting; make types, make contracts: types and import layers"
 	@echo "make wheel      build the wheel and the source distribution, and use the wheel in an empty environment"
 	@echo "make docs       build the documentation, offline, and run every code block in it"
+	@echo "make notebooks  write the gallery of the documentation as Jupyter notebooks to out/notebooks"
 	@echo "make mutate     inject defects and see that the tests notice"
 	@echo "make scale-out  two ranks against one, ranks killed and restarted, twice the memory scored: in short"
 	@echo "make faults     a process killed and restarted, damaged files, inferences of every scale: in short; make fuzz: in full"
@@ -104,6 +105,14 @@ docs: .venv-docs/.docs .venv/.test
 	rm -rf docs/_build docs/api docs/pictures
 	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
 	.venv/bin/python -m pytest -q -n 2 --dist worksteal tests/repository/test_docs.py
+
+# the code of the gallery with its text; run them in an environment with lrrn, matplotlib and Jupyter
+notebooks: .venv-docs/.docs
+	rm -rf out/notebooks
+	mkdir -p out/notebooks
+	cp docs/gallery/*.py out/notebooks
+	.venv-docs/bin/sphinx_gallery_py2jupyter out/notebooks/*.py
+	rm out/notebooks/*.py
 
 bench: .venv-bench/.bench .venv-pcx/.pcx
 	mkdir -p out

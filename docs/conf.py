@@ -54,7 +54,6 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
     "parallel": 2,
-    "download_all_examples": False,
     "show_signature": False,
     "show_memory": False,
     "thumbnail_size": (800, 480),

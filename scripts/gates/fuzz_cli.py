@@ -28,6 +28,7 @@ OPTIONS = {
     "evaluate": "--target --drop --delimiter --data --split --eps --image --samples " + COMMON,
     "certify": "--target --drop --delimiter --data --split --eps --limit --method --samples " + COMMON,
     "attack": "--target --drop --delimiter --data --split --eps --limit --method --steps --restarts --clip " + COMMON,
+    "export": "--lower --upper --error --dtype --overwrite --seed --device --json",
     "demo": COMMON,
     "bench": "--suite --quick --repeats --samples --rows --model --data --update " + COMMON,
     "reproduce": STUDY,
@@ -56,6 +57,9 @@ VALUES = {
     "--adversarial-eps": "0.1 0,0.1 -1 nan",
     "--class-weight": "balanced a=1,b=2 a=0,b=0 a=-1,b=nan c=1 =1",
     "--on-failure": "warn raise",
+    "--lower": "0 -1 0,1 2",
+    "--upper": "1 1,2,3 inf",
+    "--error": "0.1 1e-3 1e-9 0 -1 nan",
     "--epochs": "1 2",
     "--batch-size": "1 4 100",
     "--learning-rate": "0.1 1e-3 0 1e300",
@@ -124,7 +128,7 @@ class Arguments(Target):
         command = chance.choice([*OPTIONS, "train", "predict", "evaluate", "certify", "attack"])
         given = [] if chance.random() < 0.97 else [chance.choice(["-v", "--verbose", "--version", "--help", *STRANGE])]
         given.append(command if chance.random() < 0.98 else chance.choice(STRANGE))
-        if command in ("predict", "evaluate", "certify", "attack", "explore") and chance.random() < 0.97:
+        if command in ("predict", "evaluate", "certify", "attack", "export", "explore") and chance.random() < 0.97:
             given.append(self.model(chance))
         if command in ("train", "predict", "evaluate", "certify", "attack") and chance.random() < 0.97:
             given.append(self.table(chance))
@@ -135,6 +139,8 @@ class Arguments(Target):
         known = OPTIONS[command].split()
         for name in chance.sample(known, min(len(known), chance.choice([0, 1, 1, 2, 3, 5]))):
             given += [name] if name in FLAGS else [name, self.value(name, chance)]
+        if command == "export" and chance.random() < 0.97:
+            given += [str(self.folder / "x.onnx"), "--lower", "0", "--upper", chance.choice(["1", "1,2", "-1", "1e30"])]
         bounds = {"train": {"--epochs": "1", "--output": str(self.folder / "out.safetensors")}, "attack": {"--steps": "1"}}
         for name, value in bounds.get(command, {}).items():
             given += [] if name in given else [name, value]

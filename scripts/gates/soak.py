@@ -1,10 +1,10 @@
 """Soak test: millions of inferences with random networks and inputs. Every solution must be within tolerance or flagged.
 
-Networks have one to four layers, Hessians with condition numbers up to 1e8, weights, biases and inputs from denormal to huge,
-and every kind of constraint. Solves are in float32 and float64, of free and clamped phases. Solutions that the library reports
-as converged are checked with plain NumPy in float64 from the definition of the energy, and in exact rational arithmetic where
-float64 is inconclusive: |r| <= tol max(1, |q|), feasible, finite. A solution that fails this check and was not flagged is a
-silent failure. A single silent failure makes the script exit with status 1.
+Networks have one to four layers, Hessians of every condition number, 1e9 and more included, weights, biases and inputs from
+denormal to huge, and every kind of constraint. Solves are in float32 and float64, of free and clamped phases. Solutions that
+the library reports as converged are checked with plain NumPy in float64 from the definition of the energy, and in exact
+rational arithmetic where float64 is inconclusive: |r| <= tol max(1, |q|), feasible, finite. A solution that fails this check
+and was not flagged is a silent failure. A single silent failure makes the script exit with status 1.
 
 A case is a network and a batch, determined by the seed and its number. So any case can be repeated (``--case``), and an
 interrupted run can resume (``--state``).
@@ -110,7 +110,7 @@ def draw(seed: int, number: int, batch: int) -> Case:
 
 
 def _weights(rng: np.random.Generator, shape: tuple[int, int], kind: str, dtype: torch.dtype) -> Array:
-    """Draw a matrix: Gaussian; with singular values up to 1e4, so that H is conditioned up to 1e8; of any scale; or zero."""
+    """Draw a matrix: Gaussian; with singular values over four decades, whose squares are in H; of any scale; or zero."""
     w = rng.standard_normal(shape) / math.sqrt(shape[1])
     if kind == "plain":
         return w

@@ -9,7 +9,16 @@ if TYPE_CHECKING:
     from lrrn.bounds import LipschitzBound
     from lrrn.certificates import Certificate, certify, output_interval
     from lrrn.energy.constraints import Interval
-    from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor, certified_scorer, certify_pipeline
+    from lrrn.estimators import (
+        ConformalClassifier,
+        ConformalRegressor,
+        LRRNClassifier,
+        LRRNEnergyModel,
+        LRRNRegressor,
+        certified_scorer,
+        certify_pipeline,
+    )
+    from lrrn.export import Unrolled, save_onnx, unroll
     from lrrn.network import LRRN
     from lrrn.network.solution import ConvergenceError, Solution
     from lrrn.persistence import load, save
@@ -21,6 +30,8 @@ __version__ = "0.1.0"
 __all__ = [
     "LRRN",
     "Certificate",
+    "ConformalClassifier",
+    "ConformalRegressor",
     "ConvergenceError",
     "Interval",
     "LRRNClassifier",
@@ -29,6 +40,7 @@ __all__ = [
     "LipschitzBound",
     "Solution",
     "Status",
+    "Unrolled",
     "__version__",
     "blas_threads",
     "certified_scorer",
@@ -37,6 +49,8 @@ __all__ = [
     "load",
     "output_interval",
     "save",
+    "save_onnx",
+    "unroll",
 ]
 
 _HOMES = {
@@ -47,13 +61,15 @@ _HOMES = {
     "blas_threads": "runtime.threads",
     **dict.fromkeys(("Certificate", "certify", "output_interval"), "certificates"),
     **dict.fromkeys(("ConvergenceError", "Solution"), "network.solution"),
+    **dict.fromkeys(("ConformalClassifier", "ConformalRegressor"), "estimators"),
     **dict.fromkeys(
         ("LRRNClassifier", "LRRNEnergyModel", "LRRNRegressor", "certified_scorer", "certify_pipeline"), "estimators"
     ),
     **dict.fromkeys(("load", "save"), "persistence"),
+    **dict.fromkeys(("Unrolled", "save_onnx", "unroll"), "export"),
 }
 """Modules of the public names, imported on first use: torch and scikit-learn take seconds to import."""
-_PACKAGES = ("attacks", "certificates", "datasets", "estimators", "learning", "persistence", "solvers")
+_PACKAGES = ("attacks", "certificates", "datasets", "estimators", "export", "learning", "persistence", "solvers")
 """Public packages, imported on first use."""
 
 

@@ -21,7 +21,7 @@ from lrrn.cli import app
 from lrrn.cli import options as options_of_commands
 from lrrn.cli.inputs import device_name
 from lrrn.cli.parameters import NOT_OPTIONS, PARAMETERS
-from lrrn.estimators.classifier import OBJECTIVES
+from lrrn.estimators.objectives import OBJECTIVES
 from lrrn.learning.schedules import SCHEDULES
 from lrrn.network.solution import ON_FAILURE
 from lrrn.persistence.serialization import load_reference
@@ -53,7 +53,8 @@ def iris(tmp_path):
 
 
 def test_help_names_every_command_and_option():
-    commands = ("demo", "train", "predict", "evaluate", "certify", "attack", "reproduce", "record", "bench", "explore", "info")
+    commands = ("demo", "train", "predict", "evaluate", "certify", "attack", "export")
+    commands += ("reproduce", "record", "bench", "explore", "info")
     assert set(commands) <= set(runner.invoke(app, ["--help"]).output.split())
     for command in commands:
         output = runner.invoke(app, [command, "--help"], terminal_width=200).output
@@ -90,12 +91,12 @@ def test_train_then_evaluate_gives_the_same_figures(tmp_path):
 
 def test_a_csv_file_with_text_labels(tmp_path, iris):
     model, figures = tmp_path / "m.safetensors", tmp_path / "out.json"
-    run("train", iris, "--target", "kind", "-o", model, "--json", figures, "--eps", "0.1,0.5")
+    run("train", iris, "--target", "kind", "-o", model, "--json", figures)
     loaded, result = lrrn.load(model), json.loads(figures.read_text())["models"][0]
     assert len(load_reference(model).samples) == 0 and len(load_reference(model).energies["samples"]) == 38  # not given away
     assert loaded.classes_.tolist() == ["setosa", "versicolor", "virginica"]
     assert loaded.standardize == "features" and result["norm"] == "scaled"
-    assert result["n_samples"] == 38 and result["score"] > 0.85 and set(result["certified"]) == {"0.1", "0.5"}
+    assert result["n_samples"] == 38 and result["score"] > 0.85 and set(result["certified"]) == {"0.1", "0.25", "0.5"}
 
 
 def test_an_npz_file_for_a_regressor_and_an_energy_model(tmp_path):
@@ -145,7 +146,7 @@ def test_parameters_reach_the_estimator(tmp_path):
         "temperature": "0.2", "adversarial_eps": "0.01", "max_weight_norm": "3",
         "class_weight": ",".join(f"{label}=1.5" for label in range(10)),
         "n_iter_no_change": "3", "validation_fraction": "0.2", "max_sweeps": "500", "tol": "0.001", "on_failure": "raise",
-        "dtype": "float64", "shifts": "1", "epochs": "1", "random_state": "7", "standardize": "common",
+        "dtype": "float64", "shifts": "1", "epochs": "1", "random_state": "7", "standardize": "common", "max_seconds": "600",
     }  # fmt: skip
     options = [text for name, value in given.items() for text in ("--" + name.replace("_", "-"), value)]
     run("train", data, *options, "--early-stopping", "--no-reuse-activations", "-o", model)
@@ -156,7 +157,7 @@ def test_parameters_reach_the_estimator(tmp_path):
         "temperature": 0.2, "adversarial_eps": 0.01, "max_weight_norm": 3.0, "class_weight": dict.fromkeys(range(10), 1.5),
         "n_iter_no_change": 3, "validation_fraction": 0.2, "max_sweeps": 500, "tol": 0.001, "on_failure": "raise",
         "dtype": "float64", "shifts": 1, "epochs": 1, "random_state": 7, "early_stopping": True, "reuse_activations": False,
-        "standardize": "common",
+        "standardize": "common", "max_seconds": 600.0,
     }  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
 
@@ -238,6 +239,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_doe
         (["train", "digits", "--class-weight", "2,3"], "--class-weight should be balanced, or LABEL=WEIGHT,LABEL=WEIGHT"),
         (["train", "digits", "--eps", "-1"], "--eps needs finite sizes of at least 0; got -1"),
         (["train", "digits", "--eps", "inf"], "--eps needs finite sizes of at least 0; got inf"),
+        (["train", "digits", "--eps", "0.1,0.5"], "--eps should be one size above 0 here; got 0.1,0.5"),
+        (["train", "digits", "--eps", "0"], "--eps should be one size above 0 here; got 0"),
+        (["train", "digits", "--eps", "0.1", "--model", "energy"], "--eps does not apply to --model energy"),
         (["train", "digits", "--eps", "foo"], "--eps should be numbers separated by commas; got 'foo'"),
         (["train", "digits", "--objective", "hinge"], "--objective should be one of contrastive, margin, cross_entropy"),
         (["train", "digits", "--optimizer", "sdg"], "--optimizer should be one of sgd, adam, adamw; got 'sdg'"),

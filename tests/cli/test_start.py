@@ -26,6 +26,7 @@ HEAVY = ("torch", "sklearn", "numba", "scipy")
         (["train", "missing.csv"], 1, "there is no file missing.csv"),
         (["evaluate", "missing.safetensors", "digits"], 1, "no file missing.safetensors"),
         (["certify", "m", "digits", "--method", "magic"], 2, "--method should be one of"),
+        (["export", "m", "m.onnx", "--lower", "0", "--upper", "inf"], 2, "--upper needs finite numbers"),
         (["demo", "--device", "tpu"], 2, "unknown device 'tpu'"),
         (["demo", "--json", "/no/such/folder/x"], 2, "the folder /no/such/folder does not exist"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -10,10 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.datasets import load_iris
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from typer.testing import CliRunner
 
 import lrrn
 from lrrn.cli import app
+from lrrn.reports.pipelines import PipelineModel, identity_of
 
 FEATURES = ["sepal length", "sepal width", "petal length", "petal width"]
 SMALL = dict(hidden_sizes=(6,), epochs=20, standardize=True, random_state=0)
@@ -229,3 +234,74 @@ def test_json_goes_to_standard_output_and_the_table_out_of_its_way(write, models
         done = run(command, model, data)  # and comes back
         assert "┏" in done.stdout and "┏" not in done.stderr
     assert "prediction" in json.loads(run("predict", model, data, "--json", "-").stdout)
+
+
+# --- pipelines ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory, iris):
+    """Saved Pipelines of every kind of estimator: two that scale the features first, and one that does not."""
+    folder, X, plain = tmp_path_factory.mktemp("pipelines"), iris[FEATURES], {**SMALL, "standardize": False}
+    found = {
+        "classifier": make_pipeline(StandardScaler(), PCA(3), lrrn.LRRNClassifier(**plain)).fit(X, iris["kind"]),
+        "regressor": make_pipeline(MinMaxScaler(), lrrn.LRRNRegressor(**plain)).fit(X[FEATURES[:3]], X[FEATURES[3]]),
+        "energy": make_pipeline(PCA(), lrrn.LRRNEnergyModel(**plain)).fit(X),
+    }
+    for name, model in found.items():
+        lrrn.save(model, folder / name)
+    return {name: (folder / name, model) for name, model in found.items()}
+
+
+def test_a_saved_pipeline_predicts_and_certifies_in_units_of_its_input(write, pipelines, iris):
+    model, fitted = pipelines["classifier"]
+    expected = lrrn.certify_pipeline(fitted, iris[FEATURES], "spectral", norm="scaled")
+    done = run("predict", model, write(iris[[*FEATURES[::-1], "kind"]]), "--radius", "--method", "spectral")
+    found = pd.read_csv(io.StringIO(done.stdout))
+    assert found["prediction"].tolist() == fitted.predict(iris[FEATURES]).tolist()
+    np.testing.assert_allclose(found["radius"], expected.radius, rtol=1e-9)
+    audit = figures("certify", model, write(iris), "--method", "spectral", "--eps", "0.1,0.3")
+    assert audit["norm"] == "scaled" and "valid feature names" not in done.output
+    assert audit["certified"]["0.3"] == expected.certified_accuracy(iris["kind"], 0.3)
+    model, fitted = pipelines["energy"]
+    audit = figures("certify", model, write(iris))
+    assert audit["norm"] == "euclidean"
+    np.testing.assert_allclose(audit["samples"]["radius"], lrrn.certify_pipeline(fitted, iris[FEATURES]).radius, rtol=1e-9)
+    model, fitted = pipelines["regressor"]
+    X = iris[FEATURES[:3]]
+    lower, upper = lrrn.certify_pipeline(fitted, X, eps=0.1, norm="scaled").intervals[0.1]
+    found = pd.read_csv(io.StringIO(run("predict", model, write(X), "--eps", 0.1).stdout)).to_numpy()
+    np.testing.assert_allclose(found, np.stack([fitted.predict(X), lower, upper], 1), rtol=1e-9)
+    audit = figures("certify", model, write(X), "--eps", "0.1")
+    assert audit["half_width"]["0.1"] == pytest.approx(np.mean(upper - lower) / 2)
+
+
+def test_a_saved_pipeline_is_evaluated(write, pipelines, iris, tmp_path):
+    model, fitted = pipelines["classifier"]
+    (result,) = figures("evaluate", model, write(iris), "--page", tmp_path / "page.html")["models"]
+    assert result["score"] == fitted.score(iris[FEATURES], iris["kind"]) and result["norm"] == "scaled"
+    assert list(result["certified"]) == ["0.1", "0.25", "0.5"] and set(result["auroc"]) == {"Gaussian"}
+    # outputs move at most that much per standard deviation
+    rng = np.random.default_rng(0)
+    X, step = iris[FEATURES].to_numpy(), rng.normal(size=(150, 4))
+    moved = fitted.decision_function(pd.DataFrame(X + step * fitted[0].scale_, columns=FEATURES))
+    slope = np.linalg.norm(moved - fitted.decision_function(iris[FEATURES]), axis=1) / np.linalg.norm(step, axis=1)
+    assert 0.2 * result["lipschitz"] < slope.max() <= result["lipschitz"]
+    (result,) = figures("evaluate", pipelines["energy"][0], write(iris))["models"]
+    assert result["norm"] == "euclidean" and 0 < result["auroc"]["Gaussian"] < 1
+    regression = pipelines["regressor"][0], write(iris[FEATURES]), "--target", FEATURES[3]
+    (result,) = figures("evaluate", *regression)["models"]
+    assert result["score"] > 0.5 and list(result["half_width"]) == ["0.1", "0.25", "0.5"]
+
+
+def test_parts_of_one_pipeline_are_not_taken_for_those_of_another(pipelines):
+    one = pipelines["classifier"][1]
+    other = copy.deepcopy(one)
+    other[0].scale_ = 2 * other[0].scale_
+    assert identity_of(PipelineModel(one)) == identity_of(PipelineModel(copy.deepcopy(one)))
+    assert identity_of(PipelineModel(one)) != identity_of(PipelineModel(other))
+
+
+def test_only_a_classifier_is_attacked(write, pipelines, iris):
+    done = invoke("attack", pipelines["classifier"][0], write(iris))
+    assert done.exit_code == 2 and "holds a Pipeline; only a classifier has labels to attack" in words(done)

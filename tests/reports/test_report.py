@@ -137,7 +137,7 @@ def test_an_evaluation_is_what_the_model_says():
     X, y = load_digits(return_X_y=True)
     X = X / 16
     model = LRRNClassifier(epochs=3, random_state=0).fit(X[:1000], y[:1000])
-    result = evaluate("mine", model, X[1000:], y[1000:], eps=[0.05], image_shape=(8, 8), familiar=X[:1000])
+    result = evaluate("mine", model, X[1000:], y[1000:], eps=[0.05], image_shape=(8, 8), in_distribution=X[:1000])
     radii = model.certified_radius(X[1000:])
     right = model.predict(X[1000:]) == y[1000:]
     assert result.score == right.mean() and result.lipschitz == model.lipschitz_
@@ -157,10 +157,10 @@ def test_the_gaussian_has_the_data_s_mean_and_covariance():
     from lrrn.reports.evaluation import _moments
 
     rng = np.random.default_rng(1)
-    familiar = rng.standard_normal((50, 3)) @ np.array([[2.0, 0, 0], [1, 1, 0], [0, 0, 0]]) + [1, 2, 3]
-    mean, root = _moments(ArrayRows(familiar), 7)
-    np.testing.assert_allclose(mean, familiar.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(root.T @ root, np.cov(familiar.T, bias=True), atol=1e-12)
+    samples = rng.standard_normal((50, 3)) @ np.array([[2.0, 0, 0], [1, 1, 0], [0, 0, 0]]) + [1, 2, 3]
+    mean, root = _moments(ArrayRows(samples), 7)
+    np.testing.assert_allclose(mean, samples.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(root.T @ root, np.cov(samples.T, bias=True), atol=1e-12)
 
 
 def test_class_energies_are_certified_and_images_must_fit():

@@ -7,10 +7,12 @@ pages instead of comparing, for a look at the difference before it is committed.
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from contextlib import redirect_stdout
 from html.parser import HTMLParser
 from pathlib import Path
@@ -199,6 +201,22 @@ def test_links_between_built_pages_lead_somewhere():
             assert target.exists(), f"{page.relative_to(BUILT)} links to {link}"
             if anchor and target in known:
                 assert anchor in known[target].anchors, f"{page.relative_to(BUILT)} links to {link}, which has no such place"
+
+
+@built
+def test_the_gallery_is_there_as_notebooks():
+    scripts = sorted((ROOT / "docs" / "gallery").glob("plot_*.py"))
+    assert len(scripts) >= 6
+    for script in scripts:
+        page = BUILT / "pictures" / f"{script.stem}.html"
+        (link,) = (link for link in parsed(page).links if link.endswith(f"{script.stem}.ipynb"))
+        cells = json.loads((page.parent / link).read_text(encoding="utf-8"))["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        assert code and all(compile(text, link, "exec") for text in code)
+    index = BUILT / "pictures" / "index.html"
+    (link,) = (link for link in parsed(index).links if link.endswith("_jupyter.zip"))
+    with zipfile.ZipFile((index.parent / link).resolve()) as together:
+        assert {Path(name).stem for name in together.namelist()} == {script.stem for script in scripts}
 
 
 @built

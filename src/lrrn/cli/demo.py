@@ -7,7 +7,7 @@ from typing import Any
 
 from lrrn import datasets
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
-from lrrn.reports.evaluation import Evaluation, Model, evaluate
+from lrrn.reports.evaluation import Evaluation, evaluate
 
 IMAGE_SHAPE = (8, 8)
 
@@ -30,7 +30,7 @@ def run(seed: int = 0, device: str = "auto", verbose: bool = False) -> list[Eval
     X, y = datasets.load("digits", "train")
     X_test, y_test = datasets.load("digits", "test")
     common: dict[str, Any] = {"random_state": seed, "device": device, "verbose": int(verbose)}
-    models: dict[str, Model] = {
+    models: dict[str, LRRNClassifier | LRRNEnergyModel] = {
         "contrastive": LRRNClassifier(objective="contrastive", **common),
         "margin": LRRNClassifier(objective="margin", **common),
         "energy model": LRRNEnergyModel(**common),

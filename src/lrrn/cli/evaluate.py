@@ -104,13 +104,14 @@ def certify(
 
     from lrrn.estimators import LRRNRegressor
     from lrrn.reports import audit, intervals
+    from lrrn.reports.pipelines import last_of
     from lrrn.runtime.ranks import joined
 
     with errors_explained(), joined(where) as ranks:
         fitted, rows = load_fitted(model, source, device, limit)
         # nothing here is random; --seed exists so that scripts can pass it to every command
         result: audit.Audit | intervals.Intervals
-        if isinstance(fitted, LRRNRegressor):
+        if isinstance(last_of(fitted), LRRNRegressor):
             if method != "auto":
                 raise typer.BadParameter(f"--method is for classifiers; {model} holds a regressor")
             result = intervals.certify(model.name, fitted, rows, sizes, samples)

@@ -49,6 +49,14 @@ def perturbation_sizes(eps: str | None) -> tuple[float, ...] | None:
     return sizes
 
 
+def one_size(eps: str | None) -> float | None:
+    """Return the size that --eps names where only one is possible."""
+    sizes = perturbation_sizes(eps)
+    if sizes is not None and (len(sizes) != 1 or sizes[0] == 0):
+        raise typer.BadParameter(f"--eps should be one size above 0 here; got {eps}")
+    return sizes[0] if sizes else None
+
+
 def one_of(value: str, option: str, choices: Sequence[str]) -> str:
     """Return a value that must be one of several."""
     if value not in choices:
@@ -185,16 +193,17 @@ def check_model(path: Path) -> None:
 
 
 def load_fitted(path: Path, source: DataSource, device: str, limit: int | None = None) -> tuple[Model, Rows]:
-    """Load a fitted estimator and open the first samples of data that fit it; columns are matched by name."""
+    """Load a fitted estimator or Pipeline and open the first samples of data that fit it; columns are matched by name."""
+    from lrrn.estimators._base import LiftedEstimator
     from lrrn.network import LRRN
     from lrrn.persistence.serialization import load
+    from lrrn.reports.pipelines import PipelineModel
 
-    fitted = load(path, device=device_name(device))
-    if isinstance(fitted, LRRN):
+    loaded = load(path, device=device_name(device))
+    if isinstance(loaded, LRRN):
         raise typer.BadParameter(f"{path} holds a bare network; save a fitted estimator to evaluate it")
-    if not hasattr(fitted, "network_"):
-        raise typer.BadParameter(f"{path} holds a Pipeline; use lrrn.certify_pipeline in Python, or save its last step alone")
-    names = getattr(fitted, "feature_names_in_", None)
+    fitted = loaded if isinstance(loaded, LiftedEstimator) else PipelineModel(loaded)
+    names = getattr(loaded, "feature_names_in_", None)
     rows = source.open(fitted.n_features_in_ if names is None else names.tolist())
     if rows.n_features != fitted.n_features_in_:
         raise typer.BadParameter(
@@ -209,7 +218,8 @@ def load_classifier(path: Path, source: DataSource, device: str, limit: int | No
 
     fitted, rows = load_fitted(path, source, device, limit)
     if not isinstance(fitted, LRRNClassifier):
-        raise typer.BadParameter(f"{path} holds a {type(fitted).__name__}; only a classifier has labels to attack")
+        kind = "Pipeline" if hasattr(fitted, "pipeline") else type(fitted).__name__
+        raise typer.BadParameter(f"{path} holds a {kind}; only a classifier has labels to attack")
     if not rows.has_targets:
         raise typer.BadParameter(f"{source.data} has no labels to compare predictions with")
     return fitted, rows

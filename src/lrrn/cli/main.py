@@ -10,6 +10,7 @@ import typer
 
 from lrrn import __version__
 from lrrn.cli.evaluate import attack, certify, evaluate
+from lrrn.cli.export import export
 from lrrn.cli.predict import predict
 from lrrn.cli.studies import bench, record, reproduce
 from lrrn.cli.tour import demo, explore, info
@@ -20,7 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (demo, train, predict, evaluate, certify, attack, reproduce, record, bench, explore, info):
+for command in (demo, train, predict, evaluate, certify, attack, export, reproduce, record, bench, explore, info):
     app.command()(command)
 
 

@@ -137,6 +137,13 @@ PARAMETERS = {
         Parameter("dtype", str, "Type of the weights.", choices=("float32", "float64")),
         Parameter("max_weight_norm", float, "Cap on the spectral norm of hidden weights."),
         Parameter(
+            "max_output_norm",
+            str,
+            "Regressor: cap on the norm of the output weights; or one per target, separated by commas.",
+            _one_or_more,
+            kinds=(Kind.regressor,),
+        ),
+        Parameter(
             "standardize",
             str,
             "Centre the data and divide by a scale: features (one per feature), common (one for all), none. "
@@ -184,6 +191,7 @@ PARAMETERS = {
         Parameter("early_stopping", bool, "Hold out training data, stop when they no longer improve, and keep the best."),
         Parameter("validation_fraction", float, "Share of the training data that early stopping holds out."),
         Parameter("n_iter_no_change", int, "Epochs without improvement before early stopping.", least=1),
+        Parameter("max_seconds", float, "End training after this many seconds."),
         Parameter("shifts", int, "Shift square images at random by up to this many pixels.", least=0),
     ),
     "Solver": (

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lrrn.cli.inputs import DataSource, device_name, height_and_width, image_shape, perturbation_sizes, train_and_test
-from lrrn.cli.options import Delimiter, Device, Drop, Eps, ImageShape, JsonFile, Kind, PageFile, Root, Source, Target
+from lrrn.cli.inputs import DataSource, device_name, height_and_width, image_shape, one_size, train_and_test
+from lrrn.cli.options import Delimiter, Device, Drop, ImageShape, JsonFile, Kind, PageFile, Root, Source, Target
 from lrrn.cli.output import check_distinct, console, errors_explained, publish, writable
 from lrrn.cli.parameters import parsed, with_parameters
 
@@ -27,7 +27,12 @@ def train(
     checkpoint: Annotated[Path | None, typer.Option(help="Save the state of the run to this file, also on Ctrl-C.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint if it exists.")] = False,
     log: Annotated[Path | None, typer.Option(help="Write one JSON record per epoch to this file.")] = None,
-    eps: Eps = None,
+    eps: Annotated[
+        str | None,
+        typer.Option(
+            help="Size of perturbations, in the units of the data: make many predictions correct and certified at it."
+        ),
+    ] = None,
     image: ImageShape = None,
     seed: Annotated[int, typer.Option("--seed", "--random-state", help="Seed of all random numbers.")] = 0,
     device: Device = "auto",
@@ -39,7 +44,11 @@ def train(
 
     Every parameter of the estimators is an option; those not given keep the estimator's defaults.
     """
-    sizes, values, _ = perturbation_sizes(eps), parsed(parameters, kind), image and height_and_width(image)
+    size, values, _ = one_size(eps), parsed(parameters, kind), image and height_and_width(image)
+    if size is not None:
+        if kind is Kind.energy:
+            raise typer.BadParameter("--eps does not apply to --model energy")
+        values["eps"] = size
     if resume and checkpoint is None:
         raise typer.BadParameter("--resume needs --checkpoint to name the file to continue from")
     json_file, page, output = writable(json_file), writable(page), writable(output)
@@ -72,8 +81,8 @@ def train(
         if names is not None:
             model.feature_names_in_ = np.array(names, dtype=object)  # as scikit-learn does for data frames
         ranks.on_main(lambda: save(model, output))
-        name = str(getattr(model, "objective", "energy model"))
-        result = evaluate(name, model, X_test, y_test, sizes, shape, X, seconds, seed)
+        name = "energy model" if kind is Kind.energy else str(model._use("objective"))
+        result = evaluate(name, model, X_test, y_test, None, shape, X, seconds, seed)
     if ranks.is_main:
         if kind is not Kind.regressor:  # for the explorer, with samples only of public data
             keep = KEPT_SAMPLES if source.is_named else 0

@@ -19,8 +19,8 @@ from lrrn.datasets.rows import ArrayRows, Rows
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
 from lrrn.reports.evaluation import check_labels, finite, heading_of, sizes_for
 from lrrn.reports.page import Page
+from lrrn.reports.pipelines import PipelineModel, identity_of, last_of
 from lrrn.reports.scoring import Parts, over_rows
-from lrrn.runtime.storage import fingerprint
 
 Array = NDArray[Any]
 logger = logging.getLogger("lrrn.reports")
@@ -127,7 +127,7 @@ class Audit:
 
 def certify(
     name: str,
-    model: LRRNClassifier | LRRNEnergyModel,
+    model: LRRNClassifier | LRRNEnergyModel | PipelineModel,
     X: Array | Rows,
     y: Array | None = None,
     eps: Sequence[float] | None = None,
@@ -140,7 +140,7 @@ def certify(
     ----------
     name : str
         Name of the model in the result.
-    model : LRRNClassifier or LRRNEnergyModel
+    model : LRRNClassifier or LRRNEnergyModel, or PipelineModel of one
         The labels of a classifier, or the decisions of an energy model, which no target is compared with.
     X : array of shape (n_samples, n_features), or Rows
         Rows contain their own labels and need not fit into memory.
@@ -159,13 +159,13 @@ def certify(
     """
     start = time.perf_counter()
     rows = X if isinstance(X, Rows) else ArrayRows(np.asanyarray(X), None if y is None else np.asarray(y))
-    if isinstance(model, LRRNEnergyModel):
+    if isinstance(last_of(model), LRRNEnergyModel):
         if method not in ("auto", "energy"):
             raise ValueError(f"an energy model has one method, 'energy'; got {method!r}")
         method = "energy"
 
     def work(X: Array, y: Array | None, _: int) -> dict[str, Array]:
-        if isinstance(model, LRRNEnergyModel):
+        if isinstance(last_of(model), LRRNEnergyModel):
             found = model.certificate(X)
             return {"prediction": found.prediction, "radius": found.radius}
         if y is not None:
@@ -174,14 +174,16 @@ def certify(
         columns = {"prediction": found.prediction, "radius": found.radius}
         return columns if y is None else {**columns, "right": found.prediction == y}
 
-    run = {"model": fingerprint(*model.network_.parameters()), "method": method, "as": "certify"}
+    run = {"model": identity_of(model), "method": method, "as": "certify"}
     parts = None if samples is None else Parts(samples, run)
     # a local radius takes a fraction of a second, so even a few samples are worth distributing
     size = LOCAL_ROWS if method == "local" else model.chunk_rows_
     columns = over_rows(rows, size, work, parts)
     seconds = time.perf_counter() - start
     sizes, norm = sizes_for(model, eps), model._norm(None)
-    return Audit(name, sizes, method, "deployed", columns.get("right"), columns["radius"], seconds=seconds, norm=norm)
+    last = last_of(model)
+    chosen = last._chosen_method(method) if isinstance(last, LRRNClassifier) else method
+    return Audit(name, sizes, chosen, "deployed", columns.get("right"), columns["radius"], seconds=seconds, norm=norm)
 
 
 def attack(

@@ -17,14 +17,14 @@ from lrrn.datasets.rows import ArrayRows, Rows
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.persistence.reference import UNKNOWN, Reference
 from lrrn.reports.page import Page
+from lrrn.reports.pipelines import PipelineModel, identity_of, last_of
 from lrrn.reports.scoring import Parts, over_rows
-from lrrn.runtime.storage import fingerprint
 
 Array = NDArray[Any]
-Model = LRRNClassifier | LRRNRegressor | LRRNEnergyModel
+Model = LRRNClassifier | LRRNRegressor | LRRNEnergyModel | PipelineModel
 EPS = (0.1, 0.25, 0.5)
 """Default perturbation sizes to certify, in units of the data's scale."""
-STRANGE = 65_536
+MOST_OUTSIDE = 65_536
 """Largest number of out-of-distribution inputs to generate. It suffices to estimate the AUROC for any number of samples."""
 TELLING = 0.6
 """AUROC from which on a page shows the energies of a model that was not trained as an energy model."""
@@ -106,7 +106,7 @@ def evaluate(
     y: Array | None = None,
     eps: Sequence[float] | None = None,
     image_shape: tuple[int, int] | None = None,
-    familiar: Array | None = None,
+    in_distribution: Array | None = None,
     seconds: float | None = None,
     seed: int = 0,
     samples: Path | None = None,
@@ -117,7 +117,7 @@ def evaluate(
     ----------
     name : str
         Name of the model in the result.
-    model : LRRNClassifier, LRRNRegressor or LRRNEnergyModel
+    model : LRRNClassifier, LRRNRegressor, LRRNEnergyModel or PipelineModel
     X : array of shape (n_samples, n_features), or Rows
         Rows contain their own targets and need not fit into memory.
     y : array of shape (n_samples,) or (n_samples, n_targets), optional
@@ -127,7 +127,7 @@ def evaluate(
         ``standardize`` found.
     image_shape : (int, int), optional
         Height and width if samples are images. Mirrored images then serve as out-of-distribution inputs too.
-    familiar : array of shape (n, n_features), optional
+    in_distribution : array of shape (n, n_features), optional
         Samples to fit the Gaussian of out-of-distribution inputs to; X if not given. Out-of-distribution inputs are generated
         from, and compared with, at most the first 65,536 samples.
     seconds : float, optional
@@ -146,12 +146,12 @@ def evaluate(
     if image_shape is not None and math.prod(image_shape) != rows.n_features:
         raise ValueError(f"images of {image_shape[0]} x {image_shape[1]} do not fit {rows.n_features} features")
     # what identifies a run, so that it does not resume from the parts of another one
-    run = {"model": fingerprint(*model.network_.parameters()), "sizes": list(sizes), "seed": seed, "as": "evaluate"}
+    run = {"model": identity_of(model), "sizes": list(sizes), "seed": seed, "as": "evaluate"}
     parts = None if samples is None else Parts(samples, run)
     work = partial(_score_chunk, model, sizes, rows.has_targets or samples is not None)
     columns = over_rows(rows, model.chunk_rows_, work, parts)
     score, radii, certified, half_width = _scored(model, sizes, rows.has_targets, columns)
-    energies = {"samples": columns["energy"], **_strange_energies(model, rows, image_shape, familiar, seed)}
+    energies = {"samples": columns["energy"], **_energies_outside(model, rows, image_shape, in_distribution, seed)}
     return Evaluation(
         name=name,
         n_samples=rows.n_samples,
@@ -174,25 +174,25 @@ def _scored(
 ) -> tuple[float | None, Array | None, dict[float, float], dict[float, float]]:
     """Return the score, the radii, certified accuracies and half-widths by perturbation size; see :class:`Evaluation`."""
     score, radii, certified, half_width = None, None, dict[float, float](), dict[float, float]()
-    if isinstance(model, LRRNClassifier) and has_targets:
+    if isinstance(last_of(model), LRRNClassifier) and has_targets:
         right = columns["prediction"] == columns["target"]
         score, radii = float(np.mean(right)), np.where(right, columns["radius"], 0.0)
         certified = {size: float(np.mean(radii > size)) for size in sizes}
-    if isinstance(model, LRRNRegressor):
+    if isinstance(last_of(model), LRRNRegressor):
         score = float(r2_score(columns["target"], columns["prediction"])) if has_targets else None
         for size in sizes:
             half_width[size] = float(np.mean(columns[f"upper {size}"] - columns[f"lower {size}"]) / 2)
     return score, radii, certified, half_width
 
 
-def _score_chunk(model: Model, sizes: Sequence[float], predict: bool, X: Array, y: Array | None, _: int) -> dict[str, Array]:
+def _score_chunk(model: Any, sizes: Sequence[float], predict: bool, X: Array, y: Array | None, _: int) -> dict[str, Array]:
     columns = {} if y is None else {"target": y}
-    if y is not None and isinstance(model, LRRNClassifier):
+    if y is not None and isinstance(last_of(model), LRRNClassifier):
         check_labels(model, y)
-    if predict and isinstance(model, LRRNClassifier):
+    if predict and isinstance(last_of(model), LRRNClassifier):
         found = model.certificate(X)
         return {**columns, "prediction": found.prediction, "radius": found.radius, "energy": found.energy}
-    if isinstance(model, LRRNRegressor):
+    if isinstance(last_of(model), LRRNRegressor):
         intervals = model.certificate(X, sizes)
         if predict:
             columns["prediction"] = intervals.prediction
@@ -248,30 +248,39 @@ def heading_of(norm: str) -> str:
 
 
 def sizes_for(model: Model, eps: Sequence[float] | None) -> tuple[float, ...]:
-    """Return ``eps`` or, if it is None, the default sizes times the common scale that ``standardize`` found."""
-    return tuple(float(f"{factor * model._unit():.2g}") for factor in EPS) if eps is None else tuple(eps)
+    """Return ``eps`` or, if it is None, the default sizes times the scale that ``standardize`` found, and the model's own."""
+    if eps is not None:
+        return tuple(eps)
+    own = _trained_for(model)
+    return tuple(sorted({*(float(f"{factor * model._unit():.2g}") for factor in EPS), *([] if own is None else [own])}))
+
+
+def _trained_for(model: Model) -> float | None:
+    """Return the size of perturbations that a model was trained for, if there is one."""
+    eps = getattr(model, "eps", None)
+    return None if eps is None else float(eps)
 
 
 def energies_of(
-    model: Model, X: Array, image_shape: tuple[int, int] | None, familiar: Array | None = None, seed: int = 0
+    model: Model, X: Array, image_shape: tuple[int, int] | None, in_distribution: Array | None = None, seed: int = 0
 ) -> dict[str, Array]:
     """Return the energies of samples and of out-of-distribution inputs, by kind of input; arguments as for `evaluate`."""
-    return {"samples": model.energy(X), **_strange_energies(model, ArrayRows(X), image_shape, familiar, seed)}
+    return {"samples": model.energy(X), **_energies_outside(model, ArrayRows(X), image_shape, in_distribution, seed)}
 
 
-def check_labels(model: LRRNClassifier, y: Array) -> None:
+def check_labels(model: Any, y: Array) -> None:
     """Raise if the labels are text and the model's classes are numbers, or the other way round: none would ever match."""
     if (y.dtype.kind in "USO") != (model.classes_.dtype.kind in "USO"):
         here, there = (labels[:1].tolist()[0] for labels in (y, model.classes_))
         raise ValueError(f"the data has labels such as {here!r} and the model's are such as {there!r}; choose another target")
 
 
-def _strange_energies(
-    model: Model, rows: Rows, image_shape: tuple[int, int] | None, familiar: Array | None, seed: int
+def _energies_outside(
+    model: Model, rows: Rows, image_shape: tuple[int, int] | None, in_distribution: Array | None, seed: int
 ) -> dict[str, Array]:
     """Return energies of out-of-distribution inputs: mirrored images, and draws from a Gaussian with the data's moments."""
-    rows, size = rows.first(STRANGE), model.chunk_rows_
-    mean, root = _moments(rows if familiar is None else ArrayRows(familiar).first(STRANGE), size)
+    rows, size = rows.first(MOST_OUTSIDE), model.chunk_rows_
+    mean, root = _moments(rows if in_distribution is None else ArrayRows(in_distribution).first(MOST_OUTSIDE), size)
 
     def work(X: Array, y: Array | None, chunk: int) -> dict[str, Array]:
         columns = {}
@@ -305,19 +314,19 @@ def finite(values: Any) -> Any:
     return kept.tolist()
 
 
-def auroc(familiar: Array, strange: Array) -> float:
+def auroc(in_distribution: Array, out_of_distribution: Array) -> float:
     """Return the AUROC of energies as a score for out-of-distribution inputs: 1 is perfect separation, 0.5 is chance."""
     from sklearn.metrics import roc_auc_score
 
-    truth = np.repeat([0, 1], [len(familiar), len(strange)])
-    return float(roc_auc_score(truth, np.concatenate([familiar, strange])))
+    truth = np.repeat([0, 1], [len(in_distribution), len(out_of_distribution)])
+    return float(roc_auc_score(truth, np.concatenate([in_distribution, out_of_distribution])))
 
 
 def as_table(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
     """Return the headings and rows of one table: one column per model, one row per metric, "-" where it does not apply."""
     sizes = sorted({size for evaluation in evaluations for size in (*evaluation.certified, *evaluation.half_width)})
     kinds = list(dict.fromkeys(kind for evaluation in evaluations for kind in evaluation.auroc))
-    regression = all(isinstance(evaluation.model, LRRNRegressor) for evaluation in evaluations)
+    regression = all(isinstance(last_of(evaluation.model), LRRNRegressor) for evaluation in evaluations)
     share = "{:.3g}" if regression else "{:.1%}"
     what = "certified half-width of intervals" if regression else "certified accuracy"
     by_size = [e.half_width if regression else e.certified for e in evaluations]
@@ -329,8 +338,14 @@ def as_table(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[st
         rows.append(["median certified radius", *(_cell(e.median_radius, "{:.3f}") for e in evaluations)])
     if any(e.norm != "euclidean" for e in evaluations):
         rows.append(["norm of perturbations", *(e.norm for e in evaluations)])
+    marked = {_trained_for(e.model) for e in evaluations}
     for size in sizes:
-        rows.append([f"{what} at {size:g}", *(_cell(found.get(size), share) for found in by_size)])
+        rows.append(
+            [
+                f"{what} at {size:g}" + (", trained for" if size in marked else ""),
+                *(_cell(found.get(size), share) for found in by_size),
+            ]
+        )
     for kind in kinds:
         rows.append([f"AUROC of energy, {kind}", *(_cell(e.auroc.get(kind), "{:.3f}") for e in evaluations)])
     if any(e.seconds is not None for e in evaluations):
@@ -356,9 +371,11 @@ def as_page(title: str, evaluations: Sequence[Evaluation], image_shape: tuple[in
             "norm. It is proven, with the solver's error and rounding inside it. Norms are Euclidean; a model whose norm is "
             "scaled divides every feature by its standard deviation first."
         )
-    telling = [e for e in evaluations if isinstance(e.model, LRRNEnergyModel) or max(e.auroc.values(), default=0) >= TELLING]
+    telling = [
+        e for e in evaluations if isinstance(last_of(e.model), LRRNEnergyModel) or max(e.auroc.values(), default=0) >= TELLING
+    ]
     if telling:
-        page.text("Low energy means familiar. The energy is not normalised: it orders inputs and is no log-likelihood.")
+        page.text("Low energy means in distribution. The energy is not normalised: it orders inputs and is no log-likelihood.")
     # losses of different objectives have different scales, so each is shown relative to its first epoch
     curves = {e.name: (range(1, len(e.model.loss_curve_) + 1), np.abs(e.model.loss_curve_)) for e in evaluations}
     relative = {name: (epochs, losses / max(losses[0], 1e-30)) for name, (epochs, losses) in curves.items() if len(losses)}
@@ -366,7 +383,11 @@ def as_page(title: str, evaluations: Sequence[Evaluation], image_shape: tuple[in
     if certified:
         largest = max(float(radii.max()) for radii in certified.values())
         grid = np.linspace(0.0, largest if largest > 0 else 1.0, 200)
-        shares = {name: (grid, [float(np.mean(radii > size)) for size in grid]) for name, radii in certified.items()}
+        shares: dict[str, Any] = {
+            name: (grid, [float(np.mean(radii > size)) for size in grid]) for name, radii in certified.items()
+        }
+        for size in sorted({_trained_for(e.model) for e in evaluations} - {None}):  # type: ignore[type-var]
+            shares[f"trained for {size:g}"] = ([size, size], [0.0, 1.0])
         page.lines("Certified accuracy against the size of the perturbation", "norm of the perturbation", "share", shares)
     for e in telling:
         page.histograms(f"Energies: {e.name}", "energy", e.energies)

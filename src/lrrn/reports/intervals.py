@@ -15,8 +15,8 @@ from lrrn.datasets.rows import Rows
 from lrrn.estimators import LRRNRegressor
 from lrrn.reports.evaluation import finite, heading_of, sizes_for
 from lrrn.reports.page import Page
+from lrrn.reports.pipelines import PipelineModel, identity_of
 from lrrn.reports.scoring import Parts, over_rows
-from lrrn.runtime.storage import fingerprint
 
 Array = NDArray[Any]
 
@@ -64,7 +64,7 @@ class Intervals:
 
 
 def certify(
-    name: str, model: LRRNRegressor, rows: Rows, eps: Sequence[float] | None = None, samples: Path | None = None
+    name: str, model: LRRNRegressor | PipelineModel, rows: Rows, eps: Sequence[float] | None = None, samples: Path | None = None
 ) -> Intervals:
     """Certify the predictions of a regressor; inside :func:`lrrn.runtime.ranks.joined` all ranks share the work.
 
@@ -72,7 +72,7 @@ def certify(
     ----------
     name : str
         Name of the model in the result.
-    model : LRRNRegressor
+    model : LRRNRegressor, or PipelineModel of one
     rows : Rows
         Targets are ignored.
     eps : sequence of float, optional
@@ -94,7 +94,7 @@ def certify(
             columns |= {f"lower {size}": lower, f"upper {size}": upper}
         return columns
 
-    run = {"model": fingerprint(*model.network_.parameters()), "sizes": list(sizes), "as": "certify"}
+    run = {"model": identity_of(model), "sizes": list(sizes), "as": "certify"}
     columns = over_rows(rows, model.chunk_rows_, work, None if samples is None else Parts(samples, run))
     ends = {size: (columns[f"lower {size}"], columns[f"upper {size}"]) for size in sizes}
     return Intervals(name, columns["prediction"], ends, time.perf_counter() - start, model._norm(None))

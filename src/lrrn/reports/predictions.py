@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lrrn.datasets.rows import Rows
 from lrrn.estimators import LRRNEnergyModel, LRRNRegressor
 from lrrn.reports.evaluation import Model
+from lrrn.reports.pipelines import last_of
 from lrrn.reports.scoring import Array, Columns, over_rows
 
 
@@ -13,7 +16,7 @@ def predict(model: Model, rows: Rows, radius: bool = False, eps: float | None = 
 
     Parameters
     ----------
-    model : LRRNClassifier, LRRNRegressor or LRRNEnergyModel
+    model : LRRNClassifier, LRRNRegressor, LRRNEnergyModel or PipelineModel
     rows : Rows
         They need not fit into memory, and their targets are ignored.
     radius : bool, default=False
@@ -28,20 +31,22 @@ def predict(model: Model, rows: Rows, radius: bool = False, eps: float | None = 
     dict of str to array
         "prediction" and, as asked for, "radius" or "lower" and "upper".
     """
-    regression = isinstance(model, LRRNRegressor)
+    regression = isinstance(last_of(model), LRRNRegressor)
     if radius and regression:
         raise ValueError("a regressor has intervals, not radii; give a size of perturbations (--eps) instead of --radius")
     if eps is not None and not regression:
         raise ValueError("a size of perturbations (--eps) is for a regressor's intervals; labels have a radius (--radius)")
 
+    certificate: Any = model.certificate  # whose second argument depends on the model
+
     def work(X: Array, y: Array | None, _: int) -> Columns:
-        if isinstance(model, LRRNRegressor) and eps is not None:
-            intervals = model.certificate(X, eps)
+        if eps is not None:
+            intervals = certificate(X, eps)
             lower, upper = intervals.intervals[eps]
             return {"prediction": intervals.prediction, "lower": lower, "upper": upper}
-        if isinstance(model, LRRNRegressor) or not radius:
+        if not radius:
             return {"prediction": model.predict(X)}
-        found = model.certificate(X) if isinstance(model, LRRNEnergyModel) else model.certificate(X, method)
+        found = certificate(X) if isinstance(last_of(model), LRRNEnergyModel) else certificate(X, method)
         return {"prediction": found.prediction, "radius": found.radius}
 
     return over_rows(rows, model.chunk_rows_, work)
