@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         certify_pipeline,
     )
     from lrrn.export import Unrolled, save_onnx, unroll
-    from lrrn.network import LRRN
+    from lrrn.network import LRRN, Conv
     from lrrn.network.solution import ConvergenceError, Solution
     from lrrn.persistence import load, save
     from lrrn.qp import Status
@@ -32,6 +32,7 @@ __all__ = [
     "Certificate",
     "ConformalClassifier",
     "ConformalRegressor",
+    "Conv",
     "ConvergenceError",
     "Interval",
     "LRRNClassifier",
@@ -54,7 +55,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LRRN": "network",
+    **dict.fromkeys(("Conv", "LRRN"), "network"),
     "LipschitzBound": "bounds",
     "Interval": "energy.constraints",
     "Status": "qp",

@@ -13,6 +13,7 @@ from lrrn import bounds
 from lrrn.certificates.outputs import pair_constants
 from lrrn.linalg import blocks, verified
 from lrrn.linalg.blocks import BlockCholesky, BlockTridiagonal
+from lrrn.linalg.operators import Dense
 from matrices import second_difference
 from oracles import random_input, random_network
 
@@ -85,13 +86,13 @@ def test_norms_and_constants_are_bounds_where_squares_underflow(scale):
     w = scale * torch.tensor([[0.3, 0.4, -1.0], [1.2, 0.7, 0.1]], dtype=torch.float64)
     with mpmath.workdps(400):
         singular = mpmath.svd_r(mpmath.matrix(w.tolist()), compute_uv=False)
-        lowest, highest = bounds.singular_range(w)
+        lowest, highest = bounds.singular_range(Dense(w))
         assert lowest <= min(singular) and highest >= max(singular)
         net = random_network((4, 3, 2))
         with torch.no_grad():
             net.W[1].copy_(w)
         distance = mpmath.sqrt(sum((mpmath.mpf(float(a)) - mpmath.mpf(float(b))) ** 2 for a, b in zip(w[0], w[1], strict=True)))
-        features = bounds.spectral([net.W[0]], (1.0,))
+        features = bounds.spectral([Dense(net.W[0])], (1.0,))
         assert float(pair_constants(net, "spectral").rho[0, 1]) >= min(
             distance * float(features), math.sqrt(2) * max(singular)
         ) * (1 - 1e-9)

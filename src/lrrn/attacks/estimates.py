@@ -92,8 +92,8 @@ def empirical_lipschitz(net: LRRN, x: Tensor, *, steps: int = 20, seed: int = 0)
         reach = 0.5 * (1 + row_norms(x))
         steepest, pair = -1.0, torch.stack([x[0], x[0] + direction[0] * floor[0]])
         for _ in range(steps):
-            noise = torch.randn((len(x), len(slopes.first)), generator=generator, dtype=x.dtype).to(x.device)
-            ways = (direction, -direction, normalised(noise @ slopes.first))
+            noise = torch.randn((len(x), slopes.n_coefficients), generator=generator, dtype=x.dtype).to(x.device)
+            ways = (direction, -direction, normalised(slopes.gradient(noise)))
             origin, origin_y, before = x, y, norm
             for way in ways:
                 other = origin + way * reach[:, None]
@@ -120,5 +120,5 @@ def _quotient(net: LRRN, pair: Tensor) -> float:
     if gap == 0:
         return 0.0
     solution = net.infer(pair, tol=1e-9)
-    error = float(solution.error_bound.sum()) * max(1.0, float(torch.linalg.matrix_norm(net.W[-1].detach().double(), ord=2)))
+    error = float(solution.error_bound.sum()) * max(1.0, net.energy_snapshot(torch.float64).operators[-1].norm())
     return max(0.0, float(row_norms(solution.output[1:] - solution.output[:1])) - error) / gap

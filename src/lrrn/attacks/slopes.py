@@ -56,17 +56,19 @@ def surface(model: nn.Module, n_inputs: int) -> Surface:
 class Slopes:
     """The output of a network and its derivatives with respect to x, in float64; the parameters are copied.
 
-    Every derivative is a linear combination of the rows of the first weight matrix, and is represented by its coefficients.
+    Every derivative is a linear combination of the rows of the first weight matrix, and is represented by its coefficients. A
+    first layer that is not a matrix may have more units than inputs: derivatives are then represented as they are.
     """
 
     def __init__(self, net: LRRN) -> None:
         self._net = net
         self._energy = net.energy_snapshot(torch.float64)
         self.n_inputs, self.n_outputs = net.sizes[0], net.sizes[-1]
-        self.first = self._energy.weights[0]
-        self.n_coefficients, self.numbers = len(self.first), self.n_outputs * sum(net.sizes[1:])
-        self.device = self.first.device
-        self._gram = self.first @ self.first.mT
+        self._direct = self._energy.layers is not None
+        first = self._energy.weights[0]
+        self.n_coefficients = self.n_inputs if self._direct else len(first)
+        self.numbers, self.device = self.n_outputs * sum(net.sizes[1:]), first.device
+        self._gram = None if self._direct else first @ first.mT
         self._aim = AIM if sum(self._energy.free_sizes) < WIDE else TOL
 
     def labels(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,28 +85,36 @@ class Slopes:
         """Return the gradient of v^T z_L in x at stacked minimisers: this times W_0, of shape (n, d_1)."""
         energy = self._energy
         if energy.n_free == 0:
-            return v
-        pull = v @ energy.weights[-1] if energy.eliminated else v
+            return self._represented(v)
+        pull = energy.operators[-1].adjoint(v) if energy.eliminated else v
         size = row_norms(pull)[:, None]
         push = z.new_zeros(z.shape)
         push[:, -pull.shape[1] :] = pull / torch.where(size > 0, size, 1)
         w = solve(energy.adjoint(z, push), tol=TOL, aim=self._aim).z
         # d/dx = a_0 (1 + beta_0) W_0^T w_1, as in lrrn.network.implicit
-        return w[:, : energy.sizes[1]] * (size * (energy.discounts[0] * (1 + energy.beta[0])))
+        return self._represented(w[:, : energy.sizes[1]] * (size * (energy.discounts[0] * (1 + energy.beta[0]))))
+
+    def _represented(self, by_unit: Tensor) -> Tensor:
+        return self._energy.operators[0].adjoint(by_unit) if self._direct else by_unit
 
     def gradient(self, coefficients: Tensor) -> Tensor:
         """Return coefficients times W_0."""
-        return coefficients @ self.first
+        return coefficients if self._direct else coefficients @ self._energy.weights[0]
+
+    def _products(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the inner products of gradients given by coefficients, over all pairs of rows."""
+        return (left if self._gram is None else left @ self._gram) @ right.mT
 
     def lengths(self, coefficients: Tensor) -> Tensor:
         """Return the Euclidean norms of gradients given by coefficients in the last dimension."""
-        return ((coefficients @ self._gram) * coefficients).sum(-1).clamp(min=0.0).sqrt()
+        own = coefficients if self._gram is None else coefficients @ self._gram
+        return (own * coefficients).sum(-1).clamp(min=0.0).sqrt()
 
     def spectral(self, jacobian: Tensor) -> tuple[Tensor, Tensor]:
         """Return the largest singular value of each Jacobian and its right singular vector, of norm one."""
         # J J^T is only d_L x d_L
-        values, vectors = torch.linalg.eigh(jacobian @ self._gram @ jacobian.mT)
-        direction = (vectors[..., -1:] * jacobian).sum(-2) @ self.first
+        values, vectors = torch.linalg.eigh(self._products(jacobian, jacobian))
+        direction = self.gradient((vectors[..., -1:] * jacobian).sum(-2))
         return values[..., -1].clamp(min=0.0).sqrt(), normalised(direction)
 
 

@@ -1,4 +1,4 @@
-"""Proven layer-wise bounds on the Lipschitz constant of the map x -> z_L*(x), computed from the weights."""
+"""Proven layer-wise bounds on the Lipschitz constant of the map x -> z_L*(x), computed from the weights of any operators."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
-from torch import Tensor
 
 from lrrn.linalg import verified
+from lrrn.linalg.operators import Dense, Operator
 
 _SLACK = 1 + 1e-14
 """Covers the rounding of the few scalar operations after a verified norm."""
@@ -54,38 +54,35 @@ class LipschitzBound(float):
         return f"LipschitzBound({self.value!r}, method={self.method!r})"
 
 
-def paper(weights: Sequence[Tensor], beta: Sequence[float]) -> LipschitzBound:
+def paper(operators: Sequence[Operator], beta: Sequence[float]) -> LipschitzBound:
     """Return the paper's bound: the product of (sqrt(beta) + 1/sqrt(beta)) / 2, or of |W|_2 where beta is 0."""
-    return LipschitzBound(
-        [verified.spectral_norm(w) if b == 0 else _peak(b) for w, b in zip(weights, beta, strict=True)], "paper"
-    )
+    return LipschitzBound([w.norm() if b == 0 else _peak(b) for w, b in zip(operators, beta, strict=True)], "paper")
 
 
-def spectral(weights: Sequence[Tensor], beta: Sequence[float]) -> LipschitzBound:
+def spectral(operators: Sequence[Operator], beta: Sequence[float]) -> LipschitzBound:
     """Return the bound that also uses the singular values of every layer; never above :func:`paper`.
 
     The proof of the paper's lemma gives |v| (1 + beta s^2) <= (1 + beta) s |u| with s = |W^T v| / |v|, so the layer's constant
     is the maximum of f(s) = (1 + beta) s / (1 + beta s^2) over the range of s.
     """
     return LipschitzBound(
-        [
-            verified.spectral_norm(w) if b == 0 else _layer_constant(*singular_range(w), b)
-            for w, b in zip(weights, beta, strict=True)
-        ],
+        [w.norm() if b == 0 else _layer_constant(*singular_range(w), b) for w, b in zip(operators, beta, strict=True)],
         "spectral",
     )
 
 
-def singular_range(w: Tensor) -> tuple[float, float]:
+def singular_range(operator: Operator) -> tuple[float, float]:
     """Return proven lower and upper bounds on |W^T v| / |v| over all v.
 
-    The lower bound is 0 for an expanding layer (more rows than columns), where W^T has a null space.
+    The lower bound is 0 for an expanding layer (more rows than columns), where W^T has a null space, and for operators that are
+    not matrices.
     """
-    highest = verified.spectral_norm(w)
-    rows, columns = w.shape
-    if rows > columns:
+    highest = operator.norm()
+    rows, columns = operator.shape
+    if rows > columns or not isinstance(operator, Dense):
         return 0.0, highest
-    return math.sqrt(verified.smallest_eigenvalue(*verified.squared(w.detach().to(torch.float64)))) / _SLACK, highest
+    w = operator.weight.detach().to(torch.float64)
+    return math.sqrt(verified.smallest_eigenvalue(*verified.squared(w))) / _SLACK, highest
 
 
 def _peak(beta: float) -> float:

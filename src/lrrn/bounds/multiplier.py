@@ -24,6 +24,7 @@ from torch import Tensor
 from lrrn import bounds
 from lrrn.bounds.search import gain, minimised
 from lrrn.energy import LiftedEnergy
+from lrrn.energy.lifted import matrix_hessian
 from lrrn.linalg import verified
 from lrrn.linalg.blocks import BlockTridiagonal, gram
 from lrrn.runtime.lazy import lazy, once_per_owner
@@ -70,9 +71,10 @@ class MultiplierProblem:
         if energy.n_free == 0:
             raise ValueError("the free phase of this network has no unknowns: its output is affine in x")
         # always on the CPU, whatever the device of the network: there are thousands of small factorisations
+        energy = energy.unfolded
         energy = energy if energy.weights[0].device.type == "cpu" else energy.to(torch.float64, "cpu")
         self._energy = energy
-        self._h = energy.free_hessian
+        self._h = matrix_hessian(energy)
         self._first, self._last = self._h.sizes[0], self._h.sizes[-1]
         free = [interval.is_free for interval in energy.intervals[: energy.n_free]]
         self.free_units = torch.cat([torch.full((d,), f) for d, f in zip(self._h.sizes, free, strict=True)])
@@ -141,8 +143,8 @@ class MultiplierProblem:
         """Return multipliers that reproduce the spectral bound, up to a little slack: the starting point of the optimiser."""
         energy = self._energy
         constants, shrink = [], []
-        for w, beta in zip(energy.weights, energy.beta, strict=True):
-            low, high = bounds.singular_range(w)
+        for operator, beta in zip(energy.operators, energy.beta, strict=True):
+            low, high = bounds.singular_range(operator)
             turning = 1 / math.sqrt(beta) if beta else math.inf
             s = min(max(turning, low), high)
             constants.append((1 + beta) * s / (1 + beta * s * s))

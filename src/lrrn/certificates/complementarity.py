@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lrrn.bounds.multiplier import MultiplierProblem
 from lrrn.energy import LiftedEnergy
+from lrrn.energy.lifted import matrix_hessian
 from lrrn.linalg import verified
 from lrrn.qp import row_norms
 from lrrn.runtime.lazy import lazy, once_per_owner
@@ -117,10 +118,10 @@ class LocalProblem:
 
     def __init__(self, energy: LiftedEnergy) -> None:
         self.device = energy.weights[0].device
-        energy = energy.to(torch.float64, "cpu")
+        energy = energy.unfolded.to(torch.float64, "cpu")
         problem = MultiplierProblem(energy)
         self.threads = problem.threads
-        hessian = energy.free_hessian
+        hessian = matrix_hessian(energy)
         self.mu = energy.free_mu
         n = hessian.dim
         self.h_error = energy.rounding.inner * float(hessian.diagonal.sum())

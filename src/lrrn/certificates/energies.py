@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lrrn.certificates.errors import SolveErrors, check_guarantee
 from lrrn.certificates.radius import Certificate
-from lrrn.linalg import verified
 from lrrn.network import LRRN
 from lrrn.network.solution import Solution
 from lrrn.qp import DEFAULT_TOL, row_norms
@@ -56,7 +55,7 @@ class RootEnergies:
         lower = low.clamp(min=0.0).sqrt() / _UP
         upper = (s + rounding) * _UP
         # at x + delta: |z'| is at most |z| plus the displacement of the exact activations plus the errors of both solves
-        width = verified.spectral_norm(energy.weights[-1]) if energy.eliminated and y is None else 0.0
+        width = energy.operators[-1].norm() if energy.eliminated and y is None else 0.0
         growth = 1 + (1 + width) * errors.size_slope
         later = per_unit * (size + (1 + width) * (errors.here + errors.later)) + constant
         slope = per_unit * growth + root_mu * errors.slope
@@ -75,7 +74,7 @@ class RootEnergies:
 
 def energy_constant(net: LRRN) -> float:
     """Return K, the proven Lipschitz constant of sqrt(2 E)."""
-    norm = verified.spectral_norm(net.W[0])
+    norm = net.energy_snapshot(torch.float64).operators[0].norm()
     return math.sqrt(norm * norm + net.beta[0]) * _UP
 
 

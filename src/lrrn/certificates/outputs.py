@@ -39,13 +39,13 @@ _pairs: WeakKeyDictionary[LiftedEnergy, dict[tuple[str, float | None], OutputCon
 def _multiplied(net: LRRN, what: str, method: str, rho: Tensor, seconds: float | None) -> Tensor:
     """Tighten constants of single outputs or of pairs by the multiplier bound; cached until the parameters change."""
     energy = net.energy_snapshot(torch.float64)
-    if method not in BUDGET or energy.n_free == 0:
+    if method not in BUDGET or energy.n_free == 0 or (method == "auto" and not energy.has_matrices):
         return rho
     budget = BUDGET[method] if seconds is None else seconds
     known = _known.setdefault(energy, {})
     if (what, method, budget) not in known:
         problem = MultiplierProblem(energy)
-        ceiling = float(bounds.spectral(list(net.W), net.beta))
+        ceiling = float(bounds.spectral(energy.operators, net.beta))
         # a fifth of the budget for the multipliers of the whole output, which initialise the others
         lam = network_multipliers(energy, ceiling, budget / 5).lam
         rows = problem.read_out
@@ -61,8 +61,9 @@ def _multiplied(net: LRRN, what: str, method: str, rho: Tensor, seconds: float |
 
 def single_constants(net: LRRN, method: str = "auto", seconds: float | None = None) -> OutputConstants:
     """Return the constants of every output; ``method`` and ``seconds`` as for :func:`pair_constants`."""
-    whole, features = float(bounds.spectral(list(net.W), net.beta)), _features(net, "spectral")
+    _check_outputs(net)
     energy = net.energy_snapshot(torch.float64)
+    whole, features = float(bounds.spectral(energy.operators, net.beta)), _features(energy, "spectral")
     w = energy.weights[-1]
     rho = w.new_full((len(w),), whole)
     if net.beta[-1] == 0:
@@ -73,7 +74,7 @@ def single_constants(net: LRRN, method: str = "auto", seconds: float | None = No
         rho = torch.minimum(rho, (_lengths(rows) + slack) * features)
     error = _lengths(w) if energy.eliminated else torch.ones_like(rho)
     rho = _multiplied(net, "single", method, rho, seconds)
-    return OutputConstants(rho * _UP, error * _UP, _read_out_rounding(net))
+    return OutputConstants(rho * _UP, error * _UP, _read_out_rounding(energy))
 
 
 def pair_constants(net: LRRN, method: str, seconds: float | None = None) -> OutputConstants:
@@ -83,6 +84,7 @@ def pair_constants(net: LRRN, method: str, seconds: float | None = None) -> Outp
     the paper's and from the spectral bound on the features. "multiplier" and "auto" then optimise multipliers for each pair,
     within the budget of :meth:`LRRN.lipschitz` unless ``seconds`` is given. The budget is a number of steps on any machine.
     """
+    _check_outputs(net)
     known = _pairs.setdefault(net.energy_snapshot(torch.float64), {})
     if (method, seconds) not in known:
         known[method, seconds] = _pair_constants(net, method, seconds)
@@ -90,12 +92,12 @@ def pair_constants(net: LRRN, method: str, seconds: float | None = None) -> Outp
 
 
 def _pair_constants(net: LRRN, method: str, seconds: float | None) -> OutputConstants:
-    whole = float((bounds.paper if method in ("paper", "pairwise") else bounds.spectral)(list(net.W), net.beta))
     energy = net.energy_snapshot(torch.float64)
+    whole = float((bounds.paper if method in ("paper", "pairwise") else bounds.spectral)(energy.operators, net.beta))
     w, beta, free = energy.weights[-1], net.beta[-1], net.intervals[-1].is_free
     rho = w.new_full((len(w), len(w)), math.sqrt(2) * whole)
     if method != "paper":
-        features = _features(net, method)
+        features = _features(energy, method)
         if beta == 0:
             pairs = _distances(w)
             if not free:
@@ -107,7 +109,7 @@ def _pair_constants(net: LRRN, method: str, seconds: float | None) -> OutputCons
             rho = torch.minimum(rho, (_distances(rows) + slack) * features)
     error = _distances(w) if energy.eliminated else torch.full_like(rho, math.sqrt(2))
     rho = _multiplied(net, "pair", method, rho, seconds)
-    rounding = _read_out_rounding(net)
+    rounding = _read_out_rounding(energy)
     return OutputConstants(rho * _UP, error * _UP, rounding[:, None] + rounding)
 
 
@@ -123,17 +125,24 @@ def linear_response(w: Tensor, beta: float) -> tuple[Tensor, float]:
     return rows, 2 * (left + 8 * (max(w.shape) + 8) * verified.EPS * size)
 
 
-def _features(net: LRRN, method: str) -> float:
+def _features(energy: LiftedEnergy, method: str) -> float:
     """Lipschitz constant of the inputs of the last layer."""
     bound = bounds.paper if method in ("paper", "pairwise") else bounds.spectral
-    return float(bound(list(net.W)[:-1], net.beta[:-1]))
+    return float(bound(energy.operators[:-1], energy.beta[:-1]))
 
 
-def _read_out_rounding(net: LRRN) -> Tensor:
+def _read_out_rounding(energy: LiftedEnergy) -> Tensor:
     """Return the rounding error of y_i = W_i z + b_i and of later operations on it, per unit of (1 + |features|)."""
-    w, b = net.W[-1].detach().to(torch.float64), net.b[-1]
-    size = _lengths(w) + (0.0 if b is None else b.detach().to(torch.float64).abs())
-    return 4 * (w.shape[1] + 8) * verified.EPS * (1 + size)
+    w, b = energy.weights[-1], energy.b[-1]
+    size = _lengths(w) + (0.0 if b is None else b.abs())
+    terms = w.shape[1] if energy.layers is None else energy.operators[-1].terms
+    return 4 * (terms + 8) * verified.EPS * (1 + size)
+
+
+def _check_outputs(net: LRRN) -> None:
+    """Raise ValueError if the outputs are not those of a matrix, whose rows the constants are made of."""
+    if net.layers[-1].convolves:
+        raise ValueError("the outputs of this network are units of a convolution; only outputs of a dense layer are certified")
 
 
 def _lengths(w: Tensor) -> Tensor:

@@ -94,9 +94,9 @@ def chosen_method(net: LRRN, method: str) -> str:
     if method != "auto":
         return method
     energy = net.energy_snapshot(torch.float64)
-    if energy.n_free == 0:
+    if energy.n_free == 0 or not energy.has_matrices:
         return "spectral"
-    return "shared" if energy.free_hessian.dim <= UNITS and net.sizes[-1] <= OUTPUTS else "multiplier"
+    return "shared" if sum(energy.free_sizes) <= UNITS and net.sizes[-1] <= OUTPUTS else "multiplier"
 
 
 def _first_method(net: LRRN, method: str, seconds: float | None) -> str:

@@ -72,12 +72,12 @@ def activation_gradient(energy: LiftedEnergy, x: Tensor, z: Tensor) -> Tensor:
     parts: list[Tensor] = []
     below = x
     for k, above in enumerate(z.split(energy.free_sizes, dim=-1) if energy.n_free else ()):
-        a, beta, w = energy.discounts[k], energy.beta[k], energy.weights[k]
+        a, beta, operator = energy.discounts[k], energy.beta[k], energy.operators[k]
         regression, reconstruction = energy.mismatch(k, below, above)
-        pull = -regression @ w
+        pull = operator.adjoint(-regression)
         push = regression
         if reconstruction is not None:
-            push, pull = push + beta * (reconstruction @ w.mT), pull - beta * reconstruction
+            push, pull = push + beta * operator.apply(reconstruction), pull - beta * reconstruction
         if k > 0:
             parts[-1] = parts[-1] + a * pull
         parts.append(a * push)
@@ -88,7 +88,7 @@ def activation_gradient(energy: LiftedEnergy, x: Tensor, z: Tensor) -> Tensor:
 def hessian_product(energy: LiftedEnergy, z: Tensor) -> Tensor:
     """Return H z for rows of ``z``, differentiable in everything."""
     none = (None,) * energy.n_layers
-    linear = LiftedEnergy(energy.weights, none, none, energy.beta, energy.gamma, energy.intervals)
+    linear = LiftedEnergy(energy.weights, none, none, energy.beta, energy.gamma, energy.intervals, energy.layers)
     return activation_gradient(linear, z.new_zeros((z.shape[0], energy.sizes[0])), z)
 
 
@@ -104,7 +104,11 @@ def _gradients(
     for k, (w, b, c) in enumerate(zip(energy.weights, energy.b, energy.c, strict=True)):
         present = [phase for phase in phases if len(phase.blocks) > k]
         layer: Layer = torch.zeros_like(w), None, None
-        if k < len(zs):
+        if energy.layers is not None and k < len(zs):
+            layer = _operator_slope(energy, k, zs[k - 1] if k else x, zs[k], ws[k - 1] if k else None, ws[k])
+        elif energy.layers is not None and present:
+            layer = _operator_layer(energy, k, x, present)
+        elif k < len(zs):
             layer = _later_slope(energy, k, zs[k - 1], zs[k], ws[k - 1], ws[k]) if k else _first_slope(energy, x, zs[0], ws[0])
         elif present:
             layer = _later_layer(energy, k, present) if k else _first_layer(energy, x, present)
@@ -193,3 +197,36 @@ def _later_slope(energy: LiftedEnergy, k: int, z_below: Tensor, z_above: Tensor,
         d_w.addmm_(z_above.mT, moved, alpha=a * beta).addmm_(w_above.mT, reconstruction, alpha=a * beta)
         d_c = moved.sum(0).mul_(-a * beta)
     return d_w, d_b, d_c
+
+
+def _operator_layer(energy: LiftedEnergy, k: int, x: Tensor, phases: Sequence[Phase]) -> Layer:
+    """Return the derivatives of a layer whose weights are any operator, in products with it alone."""
+    a, beta, operator = energy.discounts[k], energy.beta[k], energy.operators[k]
+    below = torch.cat([phase.blocks[k - 1] if k else x for phase in phases])
+    above, weight = (torch.cat(parts) for parts in zip(*((phase.blocks[k], phase.weight) for phase in phases), strict=True))
+    regression, reconstruction = energy.mismatch(k, below, above)
+    regression = regression * (-a * weight)
+    if reconstruction is None:
+        return operator.outer(regression, below), regression.sum(0), None
+    reconstruction = reconstruction * (a * beta * weight)
+    d_w = operator.outer(torch.cat([regression, above]), torch.cat([below, reconstruction]))
+    return d_w, regression.sum(0), -reconstruction.sum(0)
+
+
+def _operator_slope(
+    energy: LiftedEnergy, k: int, z_below: Tensor, z_above: Tensor, w_below: Tensor | None, w_above: Tensor
+) -> Layer:
+    """Return what :func:`_later_slope` does, for any operator; without ``w_below``, of the first layer."""
+    a, beta, operator = energy.discounts[k], energy.beta[k], energy.operators[k]
+    regression, reconstruction = energy.mismatch(k, z_below, z_above)
+    moved = w_above if w_below is None else w_above - operator.apply(w_below)
+    left, right = [moved * -a], [z_below]
+    if w_below is not None:
+        left, right = [*left, regression * -a], [*right, w_below]
+    d_c = None
+    if reconstruction is not None:
+        back = operator.adjoint(w_above)
+        back = back if w_below is None else back - w_below
+        left, right = [*left, z_above, w_above], [*right, back * (a * beta), reconstruction * (a * beta)]
+        d_c = back.sum(0) * (-a * beta)
+    return operator.outer(torch.cat(left), torch.cat(right)), moved.sum(0) * -a, d_c

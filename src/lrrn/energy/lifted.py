@@ -3,7 +3,8 @@
     E(z; x) = 1/2 sum_k gamma^k ( |z_{k+1} - W_k z_k - b_k|^2 + beta_k |W_k^T z_{k+1} - z_k - c_k|^2 ),   z_0 = x
 
 As a function of the stacked activations z = (z_1, ..., z_L) it is 1/2 z^T H z - q(x)^T z + const(x) with a block-tridiagonal
-H that depends on the weights only. Block k below holds z_{k+1}; a_k = gamma^k.
+H that depends on the weights only. Block k below holds z_{k+1}; a_k = gamma^k. W_k may be any linear operator, such as a
+convolution, and H is then used through products with W_k and W_k^T alone.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from torch import Tensor
 
 from lrrn.energy.constraints import Interval, bounds
 from lrrn.energy.rounding import Rounding
-from lrrn.linalg import verified
 from lrrn.linalg.blocks import BlockTridiagonal, gram, symmetrised
+from lrrn.linalg.operator_hessian import Hessian, hessian_of
+from lrrn.linalg.operators import Dense, LayerShape, Operator
 from lrrn.qp import BoxQP, row_norms
 from lrrn.runtime.lazy import lazy
 from lrrn.runtime.precision import in_full_precision
+
+UNFOLDED_UNITS = 4096
+"""Largest number of unknown units for which operators are turned into matrices."""
 
 
 @final
@@ -34,17 +39,19 @@ class LiftedEnergy:
     Parameters
     ----------
     weights : tuple of Tensor of shape (d_{k+1}, d_k)
-        W_k, all of one dtype and device.
+        W_k, all of one dtype and device; of other operators than matrices, their own parameters.
     b : tuple of Tensor of shape (d_{k+1},) or None
-        Regression biases; None means zero.
+        Regression biases, one per unit; None means zero.
     c : tuple of Tensor of shape (d_k,) or None
-        Reconstruction biases; None means zero.
+        Reconstruction biases, one per unit; None means zero.
     beta : tuple of float
         Weights of the reconstruction terms, one per layer, >= 0.
     gamma : float
         Discount of later layers, > 0.
     intervals : tuple of Interval
         The sets C_1, ..., C_L.
+    layers : tuple of LayerShape, optional
+        How the weights act; by default, all are matrices.
     """
 
     weights: tuple[Tensor, ...]
@@ -53,6 +60,14 @@ class LiftedEnergy:
     beta: tuple[float, ...]
     gamma: float
     intervals: tuple[Interval, ...]
+    layers: tuple[LayerShape, ...] | None = None
+
+    @lazy
+    def operators(self) -> tuple[Operator, ...]:
+        """The weights as linear operators."""
+        if self.layers is None:
+            return tuple(Dense(w) for w in self.weights)
+        return tuple(layer.operator(w) for layer, w in zip(self.layers, self.weights, strict=True))
 
     @property
     def n_layers(self) -> int:
@@ -62,6 +77,8 @@ class LiftedEnergy:
     @lazy
     def sizes(self) -> tuple[int, ...]:
         """d_0, ..., d_L."""
+        if self.layers is not None:
+            return (self.layers[0].columns, *(layer.rows for layer in self.layers))
         return (self.weights[0].shape[1], *(w.shape[0] for w in self.weights))
 
     @lazy
@@ -83,7 +100,26 @@ class LiftedEnergy:
             self.beta,
             self.gamma,
             self.intervals,
+            self.layers,
         )
+
+    @property
+    def has_matrices(self) -> bool:
+        """Whether every operator is a matrix, or small enough to become one."""
+        return self.layers is None or sum(self.free_sizes) <= UNFOLDED_UNITS
+
+    @lazy
+    def unfolded(self) -> LiftedEnergy:
+        """The same energy with every operator as a matrix, detached; raises ValueError if the matrices are too large."""
+        if self.layers is None:
+            return self
+        if not self.has_matrices:
+            raise ValueError(
+                f"this needs matrices of the size of all hidden units, and this network with convolutions has "
+                f"{sum(self.free_sizes):,}; at most {UNFOLDED_UNITS:,} are possible. Use the method 'spectral', which needs none"
+            )
+        weights = tuple(operator.dense().detach() for operator in self.operators)
+        return LiftedEnergy(weights, self.b, self.c, self.beta, self.gamma, self.intervals)
 
     @lazy
     def exact(self) -> LiftedEnergy:
@@ -113,13 +149,13 @@ class LiftedEnergy:
     @in_full_precision
     def mismatch(self, k: int, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return z_{k+1} - W_k z_k - b_k and, where beta_k > 0, W_k^T z_{k+1} - z_k - c_k."""
-        w, b, c = self.weights[k], self.b[k], self.c[k]
-        regression = above - below @ w.mT
+        operator, b, c = self.operators[k], self.b[k], self.c[k]
+        regression = above - operator.apply(below)
         if b is not None:
             regression = regression - b
         if self.beta[k] == 0:
             return regression, None
-        reconstruction = above @ w - below
+        reconstruction = operator.adjoint(above) - below
         if c is not None:
             reconstruction = reconstruction - c
         return regression, reconstruction
@@ -141,10 +177,11 @@ class LiftedEnergy:
         hidden = sum(self.sizes[1:-1])
         q = free.q[:, :hidden].clone()
         if hidden:
-            a, w, b = self.discounts[-1], self.weights[-1], self.b[-1]
+            a, b = self.discounts[-1], self.b[-1]
             # q[L-1] += a_{L-1} (1 + beta_{L-1}) W_{L-1}^T y, plus the bias term if the output is eliminated
             pull = y * (1 + self.beta[-1]) - b if self.eliminated and b is not None else y * (1 + self.beta[-1])
-            q[:, -self.sizes[-2] :].addmm_(pull, w, alpha=a)
+            last = q[:, -self.sizes[-2] :]
+            last.copy_(self.operators[-1].adjoint_added(last, pull, a))
         return self._boxed(self.clamped_hessian, q)
 
     @in_full_precision
@@ -156,7 +193,7 @@ class LiftedEnergy:
         """
         q = self._linear(x)
         if self.n_free > 0:
-            push = v @ self.weights[-1] if self.eliminated else v
+            push = self.operators[-1].adjoint(v) if self.eliminated else v
             q[:, -push.shape[1] :].sub_(push, alpha=t)
         return self._boxed(self.free_hessian, q)
 
@@ -194,7 +231,8 @@ class LiftedEnergy:
         if not self.eliminated:
             return z[:, -self.sizes[-1] :]
         features = z[:, -self.sizes[-2] :] if self.n_free else x
-        return torch.nn.functional.linear(features, self.weights[-1], self.b[-1])
+        operator, b = self.operators[-1], self.b[-1]
+        return operator.apply(features) if b is None else operator.added(b, features)
 
     @in_full_precision
     @torch.no_grad()
@@ -214,7 +252,7 @@ class LiftedEnergy:
         below = z
         for k in reversed(range(layer)):
             c = self.c[k]
-            below = below @ self.weights[k] - (0.0 if c is None else c)
+            below = self.operators[k].adjoint(below) - (0.0 if c is None else c)
             if k > 0:
                 below = below.clamp(self.intervals[k - 1].lo, self.intervals[k - 1].hi)
         return below
@@ -253,7 +291,7 @@ class LiftedEnergy:
     @lazy
     def input_gain(self) -> float:
         """Proven bound on how much q grows per unit of x: a_0 (1 + beta_0) |W_0|_2; for float64 energies."""
-        return self.discounts[0] * (1 + self.beta[0]) * verified.spectral_norm(self.weights[0])
+        return self.discounts[0] * (1 + self.beta[0]) * self.operators[0].norm()
 
     @property
     def n_free(self) -> int:
@@ -266,18 +304,21 @@ class LiftedEnergy:
         return self.sizes[1 : 1 + self.n_free]
 
     @lazy
-    def free_hessian(self) -> BlockTridiagonal:
+    def free_hessian(self) -> Hessian:
         """H of the free phase."""
         return self._hessian(self.n_free, False)
 
     @lazy
-    def clamped_hessian(self) -> BlockTridiagonal:
+    def clamped_hessian(self) -> Hessian:
         """H of the clamped phase."""
         return self._hessian(self.n_layers - 1, True)
 
     @torch.no_grad()
-    def _hessian(self, m: int, closed: bool) -> BlockTridiagonal:
+    def _hessian(self, m: int, closed: bool) -> Hessian:
         """Return the first ``m`` blocks of H; if ``closed``, block m - 1 includes the terms of layer m."""
+        if self.layers is not None and m:
+            operators = [layer.operator(w.detach()) for layer, w in zip(self.layers, self.weights, strict=True)]
+            return hessian_of(operators, self.discounts, self.beta, m, closed)
         diag = [self._own_block(k) if k + 1 == m and not closed else self._pressed_block(k) for k in range(m)]
         return BlockTridiagonal(tuple(diag), tuple(self._coupling(k + 1) for k in range(m - 1)))
 
@@ -315,32 +356,29 @@ class LiftedEnergy:
     @in_full_precision
     def _linear(self, x: Tensor) -> Tensor:
         """Return q(x) of the free phase, of shape (n, dim)."""
-        m, a = self.n_free, self.discounts
-        q = x.new_empty((x.shape[0], sum(self.free_sizes)))
-        for k, block in enumerate(q.split(self.free_sizes, dim=-1) if m else ()):
-            constant = self._bias_term(k, k + 1 < m)
-            if k == 0:
-                torch.addmm(constant, x, self.weights[0].mT, alpha=a[0] * (1 + self.beta[0]), out=block)
-            else:
-                block.copy_(constant)
-        return q
+        m = self.n_free
+        constants = [self._bias_term(k, k + 1 < m) for k in range(m)]
+        if m == 0:
+            return x.new_empty((x.shape[0], 0))
+        first = self.operators[0].added(constants[0], x, self.discounts[0] * (1 + self.beta[0]))
+        return first if m == 1 else torch.cat([first, *(part.expand(len(x), -1) for part in constants[1:])], dim=-1)
 
     @in_full_precision
     def _bias_term(self, k: int, pressed: bool) -> Tensor:
         """Return a_k (b_k + beta_k W_k c_k) and, if pressed, minus a_{k+1} (W_{k+1}^T b_{k+1} + beta_{k+1} c_{k+1})."""
-        a, w, b, c = self.discounts[k], self.weights[k], self.b[k], self.c[k]
-        term = w.new_zeros(w.shape[0]) if b is None else b * a
+        a, b, c = self.discounts[k], self.b[k], self.c[k]
+        term = self.weights[k].new_zeros(self.sizes[k + 1]) if b is None else b * a
         if c is not None and self.beta[k]:
-            term.addmv_(w, c, alpha=a * self.beta[k])
+            term = self.operators[k].added(term, c, a * self.beta[k])
         if pressed:
-            a, w, b, c = self.discounts[k + 1], self.weights[k + 1], self.b[k + 1], self.c[k + 1]
+            a, b, c = self.discounts[k + 1], self.b[k + 1], self.c[k + 1]
             if b is not None:
-                term.addmv_(w.mT, b, alpha=-a)
+                term = self.operators[k + 1].adjoint_added(term, b, -a)
             if c is not None and self.beta[k + 1]:
-                term.sub_(c, alpha=a * self.beta[k + 1])
+                term = term.sub(c, alpha=a * self.beta[k + 1])
         return term
 
-    def _boxed(self, hessian: BlockTridiagonal, q: Tensor) -> BoxQP:
+    def _boxed(self, hessian: Hessian, q: Tensor) -> BoxQP:
         lo, hi = self.box
         return BoxQP(hessian, q, lo[:, : q.shape[1]], hi[:, : q.shape[1]])
 
@@ -348,3 +386,10 @@ class LiftedEnergy:
     def box(self) -> tuple[Tensor, Tensor]:
         """Bounds of all layers, each of shape (1, d_1 + ... + d_L)."""
         return bounds(self.intervals, self.sizes[1:], self.weights[0].detach())
+
+
+def matrix_hessian(energy: LiftedEnergy) -> BlockTridiagonal:
+    """Return H of the free phase of an energy whose operators are matrices."""
+    hessian = energy.free_hessian
+    assert isinstance(hessian, BlockTridiagonal)
+    return hessian

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lrrn.linalg import verified
 from lrrn.linalg.blocks import BlockTridiagonal
+from lrrn.linalg.operator_hessian import Hessian, OperatorHessian
 from lrrn.qp import BoxQP, RoundingCoefficients, row_norms
 from lrrn.runtime.lazy import lazy
 
@@ -32,15 +33,19 @@ class Rounding:
     @lazy
     def inner(self) -> float:
         """Upper bound on gamma_{d+8}: the relative rounding error of an inner product over a layer and a few more products."""
-        return 2 * (max(self._energy.sizes) + 8) * torch.finfo(self._energy.weights[0].dtype).eps
+        energy = self._energy
+        longest = max(energy.sizes) if energy.layers is None else max(operator.terms for operator in energy.operators)
+        return 2 * (longest + 8) * torch.finfo(energy.weights[0].dtype).eps
 
     def hessian(self, h: BlockTridiagonal) -> float:
-        """Bound the norm of the rounding error of a Hessian."""
+        """Bound the norm of the rounding error of a stored Hessian."""
         # the trace bounds every |W_k|_F^2 in H, and therefore the rounding error of each product
         return self.inner * float(h.diagonal.sum())
 
-    def smallest_eigenvalue(self, h: BlockTridiagonal) -> float:
+    def smallest_eigenvalue(self, h: Hessian) -> float:
         """Return a proven lower bound on the smallest eigenvalue of the true Hessian."""
+        if isinstance(h, OperatorHessian):
+            return h.smallest_eigenvalue()
         return verified.smallest_eigenvalue(h, self.hessian(h)) if h.diag else torch.inf
 
     @lazy
@@ -53,7 +58,15 @@ class Rounding:
         """Bound on the rounding error of the residual of a clamped phase, computed in float64."""
         return self._residual(self._energy.clamped_hessian)
 
-    def _residual(self, h: BlockTridiagonal) -> RoundingCoefficients:
+    def _residual(self, h: Hessian) -> RoundingCoefficients:
+        if isinstance(h, OperatorHessian):
+            # nothing is stored, so that the product's own rounding is all
+            return RoundingCoefficients(
+                h.rounding,
+                8 * torch.finfo(torch.float64).eps,
+                self.inner * max(self._reach),
+                self.inner * sum(self._linear_sizes),
+            )
         if not h.diag:
             return RoundingCoefficients(0.0, 0.0, 0.0, 0.0)
         # |fl(Hz - q) - (Hz - q)| <= gamma_{3d+2} (|H|_F |z| + |q|), plus the rounding of H and of q themselves
@@ -74,7 +87,7 @@ class Rounding:
         energy, slope, constant = self._energy, 0.0, 0.0
         for k, a in enumerate(energy.discounts):
             weight = math.sqrt(a) + math.sqrt(a * energy.beta[k])
-            slope += weight * (2 + _norm(energy.weights[k]))
+            slope += weight * (2 + energy.operators[k].size)
             constant += weight * (_norm(energy.b[k]) + _norm(energy.c[k]))
         rounding = 4 * self.inner
         return rounding * slope, rounding * constant
@@ -97,26 +110,32 @@ class Rounding:
 
     @lazy
     def _free_norm(self) -> float:
-        return self._energy.free_hessian.frobenius()
+        return _size(self._energy.free_hessian)
 
     @lazy
     def _clamped_norm(self) -> float:
-        return self._energy.clamped_hessian.frobenius()
+        return _size(self._energy.clamped_hessian)
 
     @lazy
     def _reach(self) -> list[float]:
         """Bounds on the gain into q: from the norm of x in the first entry, from that of a clamped output in the last."""
         energy = self._energy
-        return [a * (1 + beta) * _norm(w) for a, beta, w in zip(energy.discounts, energy.beta, energy.weights, strict=True)]
+        given = zip(energy.discounts, energy.beta, energy.operators, strict=True)
+        return [a * (1 + beta) * operator.size for a, beta, operator in given]
 
     @lazy
     def _linear_sizes(self) -> list[float]:
         """Norms of the bias terms of q per layer, which bound their rounding errors."""
         energy = self._energy
         return [
-            a * (1 + _norm(energy.weights[k])) * (_norm(energy.b[k]) + energy.beta[k] * _norm(energy.c[k]))
+            a * (1 + energy.operators[k].size) * (_norm(energy.b[k]) + energy.beta[k] * _norm(energy.c[k]))
             for k, a in enumerate(energy.discounts)
         ]
+
+
+def _size(h: Hessian) -> float:
+    """Estimate the scale of the rounding of a product: the Frobenius norm, or a few times the largest eigenvalue."""
+    return 4 * float(h.estimate_largest()) if isinstance(h, OperatorHessian) else h.frobenius()
 
 
 def _norm(t: Tensor | None) -> float:

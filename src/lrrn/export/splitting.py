@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lrrn.energy import LiftedEnergy
+from lrrn.energy.lifted import matrix_hessian
 from lrrn.linalg import verified
 from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.linalg.verified import EPS, UNDERFLOW
@@ -83,7 +84,8 @@ class Splitting:
     @torch.no_grad()
     def of(cls, energy: LiftedEnergy, given: InputMap) -> Splitting:
         """Set up the iteration for a float64 energy."""
-        h, eye = energy.free_hessian, torch.eye(energy.free_hessian.dim, dtype=torch.float64)
+        h = matrix_hessian(energy)
+        eye = torch.eye(h.dim, dtype=torch.float64)
         d, step = _units_and_step(energy, h)
         scaled = h.scaled(d)
         shifted = eye + step * scaled.dense()

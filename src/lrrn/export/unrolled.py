@@ -118,7 +118,7 @@ def unroll(
         raise ValueError(f"error must be a positive number; got {error}")
     net, given, out_scale, out_offset, classes = _parts(model)
     box = _box(lower, upper, net.sizes[0], dtype)
-    energy = net.energy_snapshot(torch.float64).to(torch.float64, "cpu")
+    energy = net.energy_snapshot(torch.float64).unfolded.to(torch.float64, "cpu")
     read_out = _read_out(energy, out_scale, out_offset)
     if energy.n_free == 0:
         return _accepted(_linear(read_out, given, box, dtype, classes), error)

@@ -56,7 +56,7 @@ class Margin:
         """Predict with implicit differentiation and return the loss."""
         if self.adversarial_eps == 0:
             return self.loss(_scores(net, batch), batch)
-        parameters = [p.detach().to(batch.x.dtype) for p in net.flat_parameters()]
+        parameters = [p.detach() for p in net.energy_parameters(batch.x.dtype)]
         energy = net.energy_of(parameters)
         attacked = self._attacked(net, parameters, energy, batch)
         scores = _scores(net, attacked, energy)

@@ -8,7 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from lrrn.energy.lifted import matrix_hessian
 from lrrn.linalg import verified
+from lrrn.linalg.operator_hessian import OperatorHessian
 from lrrn.network import LRRN
 from lrrn.qp import QPSolution
 
@@ -42,7 +44,7 @@ class SolveCounts:
 
 def weight_norms(net: LRRN, vectors: list[Tensor], iterations: int) -> list[float]:
     """Return :func:`layer_norms` as Python floats."""
-    if vectors[0].device.type == "cpu" and vectors[0].dtype in (torch.float32, torch.float64):
+    if net.is_dense and vectors[0].device.type == "cpu" and vectors[0].dtype in (torch.float32, torch.float64):
         # the same without a hundred calls of torch
         from lrrn.kernels.cpu.power_iteration import largest_singular
 
@@ -57,25 +59,29 @@ def layer_norms(net: LRRN, vectors: list[Tensor], iterations: int) -> list[Tenso
     For monitoring and control only. Certificates do not use these estimates.
     """
     norms = []
-    for w, v in zip(net.W, vectors, strict=True):
+    for layer, w, v in zip(net.layers, net.W, vectors, strict=True):
+        operator = layer.operator(w)
         for _ in range(iterations):
-            u = w @ v
-            v.copy_(u @ w)
+            v.copy_(operator.adjoint(operator.apply(v[None]))[0])
             v.div_(torch.linalg.vector_norm(v).clamp_(min=1e-30))
-        norms.append(torch.linalg.vector_norm(w @ v))
+        norms.append(torch.linalg.vector_norm(operator.apply(v[None])))
     return norms
 
 
 def start_vectors(net: LRRN) -> list[Tensor]:
     """Return fixed start vectors for :func:`weight_norms`, one per layer."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(w.shape[1], generator=generator).to(w) for w in net.W]
+    return [torch.randn(layer.columns, generator=generator).to(w) for layer, w in zip(net.layers, net.W, strict=True)]
 
 
 def condition_number(net: LRRN) -> float:
     """Estimate the condition number of the free phase's Hessian."""
-    energy = net.energy_now().to(torch.float64)
-    return 1.0 if energy.n_free == 0 else verified.estimate_condition(energy.free_hessian)
+    energy = net.energy_now()
+    if energy.n_free == 0:
+        return 1.0
+    if isinstance(energy.free_hessian, OperatorHessian):
+        return energy.free_hessian.estimate_condition()
+    return verified.estimate_condition(matrix_hessian(energy.to(torch.float64)))
 
 
 def check_health(

@@ -114,7 +114,7 @@ class EnergyObjective(ABC):
 
     def __call__(self, net: LRRN, batch: Batch) -> Tensor:
         """Return the loss of each sample, differentiable in the parameters."""
-        return _FixedEnergies.apply(self.terms(net, batch), batch.x, *net.flat_parameters())
+        return _FixedEnergies.apply(self.terms(net, batch), batch.x, *net.energy_parameters())
 
 
 def total(terms: Sequence[EnergyTerm], n: int) -> Tensor:
@@ -258,10 +258,11 @@ def _gap_term(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor, target: Tens
 def _constant(energy: LiftedEnergy, target: Tensor) -> Tensor:
     """E(0, ..., 0, y) - E(0, ..., 0): the constants of the two phases differ in the last layer only."""
     a, beta = energy.discounts[-1], energy.beta[-1]
-    w, b, c = energy.weights[-1], energy.b[-1], energy.c[-1]
+    b, c = energy.b[-1], energy.c[-1]
     constant = 0.5 * a * (target if b is None else target - b).square().sum(-1)
     if beta:
-        constant += 0.5 * a * beta * (target @ w if c is None else target @ w - c).square().sum(-1)
+        back = energy.operators[-1].adjoint(target)
+        constant += 0.5 * a * beta * (back if c is None else back - c).square().sum(-1)
     if not energy.eliminated:
         constant -= 0.5 * a * (0.0 if b is None else b.square().sum())
         constant -= 0.5 * a * beta * (0.0 if c is None else c.square().sum())

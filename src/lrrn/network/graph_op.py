@@ -27,6 +27,10 @@ def graph_prediction(energy: LiftedEnergy, policy: SolvePolicy, x: Tensor) -> Te
         )
     if transforms_active():
         raise NotImplementedError("torch.func inside torch.compile: transform LRRN outside of it, as in torch.func.vmap(net)")
+    if energy.layers is not None:
+        raise NotImplementedError(
+            "torch.compile and torch.export support convolutions of up to 512 hidden units; use the network as it is"
+        )
     if energy.n_free == 0:
         return torch.nn.functional.linear(x, energy.weights[-1], energy.b[-1])
     numbers = [float(energy.b[0] is not None), float(energy.c[0] is not None), *energy.beta, energy.gamma]

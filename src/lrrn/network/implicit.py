@@ -147,7 +147,7 @@ def _general_backward(asked: Asked, energy: LiftedEnergy, v: Tensor, x: Tensor, 
     if d_x is not None and energy.n_free:
         # dloss/dx = a_0 (1 + beta_0) W_0^T w_1
         first = w[:, : energy.sizes[1]]
-        d_x = (first @ energy.weights[0]).mul_(energy.discounts[0] * (1 + energy.beta[0]))
+        d_x = energy.operators[0].adjoint(first).mul_(energy.discounts[0] * (1 + energy.beta[0]))
     if not any(asked.needed[1:]):
         return d_x, *(None for _ in asked.needed[1:])
     return d_x, *(slope.neg_() for slope in slope_gradients(energy, x, z, w).flat())
@@ -160,10 +160,10 @@ def prediction_backward(asked: Asked, energy: LiftedEnergy, d_y: Tensor, x: Tens
         v[:, -energy.sizes[-1] :] = d_y
         return _general_backward(asked, energy, v, x, z)
     width, last = energy.sizes[-2], energy.n_layers - 1
-    v[:, -width:] = d_y @ energy.weights[-1]
+    v[:, -width:] = energy.operators[-1].adjoint(d_y)
     d_x, *derivatives = _general_backward(asked, energy, v, x, z)
     # y = W_{L-1} z_{L-1} + b_{L-1}
-    derivatives[last] = d_y.mT @ z[:, -width:]
+    derivatives[last] = energy.operators[-1].outer(d_y, z[:, -width:])
     if energy.b[-1] is not None:
         derivatives[2 * last + 1] = d_y.sum(0)
     return d_x, *derivatives

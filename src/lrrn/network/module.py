@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -14,14 +13,15 @@ from lrrn.bounds import LipschitzBound
 from lrrn.bounds.multiplier import network_multipliers
 from lrrn.energy import LiftedEnergy
 from lrrn.energy.constraints import ConstraintSpec, interval
+from lrrn.network.checks import check_input, checked_target, stacked, vectors
 from lrrn.network.graph_op import graph_prediction
 from lrrn.network.implicit import minimiser, prediction, without_autocast
 from lrrn.network.judging import judged
+from lrrn.network.layers import Conv, checked_architecture, layer_shapes, per_unit, unfolds
 from lrrn.network.policy import SolvePolicy
 from lrrn.network.solution import ON_FAILURE, Solution, check_on_failure
-from lrrn.network.structure import checked_beta, checked_gamma, checked_sizes, hidden_intervals, initial_weight
-from lrrn.network.transforms import unwrapped
-from lrrn.qp import DEFAULT_TOL, BoxQP
+from lrrn.network.structure import checked_beta, checked_gamma, hidden_intervals, initial_weight
+from lrrn.qp import DEFAULT_TOL
 from lrrn.solvers import solve
 
 LIPSCHITZ_METHODS = ("auto", "paper", "spectral", "multiplier")
@@ -29,7 +29,7 @@ BUDGET = {"auto": 5.0, "multiplier": 300.0}
 """Default time budget, in seconds, for optimising a Lipschitz bound."""
 FLOAT32_FLOOR = 4e-6
 """Smallest tolerance that float32 can resolve; below it, inference runs in float64."""
-STRUCTURE = frozenset(("sizes", "beta", "gamma", "intervals"))
+STRUCTURE = frozenset(("architecture", "is_dense", "layers", "sizes", "beta", "gamma", "intervals"))
 """Read-only attributes: bounds, solves and cached results depend on them."""
 
 
@@ -41,8 +41,9 @@ class LRRN(nn.Module):
 
     Parameters
     ----------
-    sizes : sequence of int
-        Widths d_0, ..., d_L of the input, the hidden layers and the output.
+    sizes : sequence of int, tuple and Conv
+        Widths d_0, ..., d_L of the input, the hidden layers and the output. A hidden layer may be a :class:`lrrn.Conv`, and the
+        input is then the shape of the images, (channels, height, width).
     beta : float or sequence of L floats, default=1.0
         Weight of each layer's reconstruction term. A single number stands for ``(beta, ..., beta, 0)``.
     gamma : float, default=1/8
@@ -69,10 +70,17 @@ class LRRN(nn.Module):
 
     Attributes
     ----------
+    architecture : tuple
+        The argument ``sizes``.
     sizes, beta, gamma, intervals
-        The structure, read-only. All but ``gamma`` are tuples.
+        The structure, read-only. All but ``gamma`` are tuples. ``sizes`` has the number of units of every layer.
+    layers : tuple of LayerShape
+        How the weights of every layer act.
+    is_dense : bool
+        Whether the weights of all layers are plain matrices.
     W, b, c : ParameterList
-        ``W[k]`` of shape (d_{k+1}, d_k), ``b[k]`` of shape (d_{k+1},), ``c[k]`` of shape (d_k,); None if disabled.
+        ``W[k]`` of shape (d_{k+1}, d_k), ``b[k]`` of shape (d_{k+1},), ``c[k]`` of shape (d_k,); None if disabled. Of a
+        convolution, (channels, in_channels, kernel, kernel), (channels,) and (in_channels,).
 
     Examples
     --------
@@ -84,7 +92,7 @@ class LRRN(nn.Module):
 
     def __init__(
         self,
-        sizes: Sequence[int],
+        sizes: Sequence[int | Sequence[int] | Conv],
         beta: float | Sequence[float] = 1.0,
         gamma: float = 1 / 8,
         constraint: ConstraintSpec | Sequence[ConstraintSpec] = "nonneg",
@@ -101,7 +109,9 @@ class LRRN(nn.Module):
         max_sweeps: int = 1000,
     ) -> None:
         super().__init__()
-        self.sizes = checked_sizes(sizes)
+        self.architecture = checked_architecture(sizes)
+        self.layers = layer_shapes(self.architecture)
+        self.sizes = (self.layers[0].columns, *(layer.rows for layer in self.layers))
         n_layers = len(self.sizes) - 1
         self.beta = checked_beta(beta, n_layers)
         self.gamma = checked_gamma(gamma, n_layers)
@@ -110,11 +120,12 @@ class LRRN(nn.Module):
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"parameters need a floating-point dtype; got {dtype}")
         like = torch.empty(0, device=device, dtype=dtype)
-        shapes = list(zip(self.sizes[1:], self.sizes[:-1], strict=True))
-        self.W = nn.ParameterList([initial_weight(shape, init, generator).to(like) for shape in shapes])
-        self.b = nn.ParameterList([like.new_zeros(rows) if bias else None for rows, _ in shapes])
-        self.c = nn.ParameterList([like.new_zeros(columns) if reconstruction_bias else None for _, columns in shapes])
+        self.W = nn.ParameterList([initial_weight(layer.weight_shape, init, generator).to(like) for layer in self.layers])
+        self.b = nn.ParameterList([like.new_zeros(layer.n_b) if bias else None for layer in self.layers])
+        self.c = nn.ParameterList([like.new_zeros(layer.n_c) if reconstruction_bias else None for layer in self.layers])
         self._has_b, self._has_c = bias, reconstruction_bias
+        self.is_dense = all(layer.is_dense for layer in self.layers)
+        self._unfolds = not self.is_dense and unfolds(self.layers)
         self._frozen: tuple[list[Tensor], dict[torch.dtype, LiftedEnergy]] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -144,11 +155,12 @@ class LRRN(nn.Module):
         Tensor of shape (..., d_L)
             In the dtype of ``x``; float16 and bfloat16 are solved in float32.
         """
+        x = vectors(x, self.image_shape)
         flat = x.reshape(-1, x.shape[-1]) if x.dim() > 0 else x
-        self._check_input(flat)
+        check_input(flat, self.sizes[0], self.image_shape)
         with without_autocast(x.device):
             wide = flat.to(self._solve_dtype(x))
-            parameters = [p.to(wide.dtype) for p in self.flat_parameters()]
+            parameters = self.energy_parameters(wide.dtype)
             if torch.compiler.is_compiling():
                 output = graph_prediction(self.energy_of(parameters), policy or self.policy, wide)
             else:
@@ -180,12 +192,11 @@ class LRRN(nn.Module):
         Tensor of shape (n, dim)
             z_1, ..., z_L concatenated, without an eliminated output.
         """
-        parameters = [p.to(x.dtype) for p in self.flat_parameters()]
-        return minimiser(self.energy_of, policy or self.policy, x, parameters, start, energy)
+        return minimiser(self.energy_of, policy or self.policy, x, self.energy_parameters(x.dtype), start, energy)
 
     def read_out(self, x: Tensor, z: Tensor) -> Tensor:
         """Return the output of a stacked minimiser, of shape (n, d_L); differentiable."""
-        return self.energy_of([p.to(x.dtype) for p in self.flat_parameters()]).output(x, z)
+        return self.energy_of(self.energy_parameters(x.dtype)).output(x, z)
 
     @torch.no_grad()
     def infer(
@@ -228,7 +239,7 @@ class LRRN(nn.Module):
             Activations, energy, residual, error bound, sweeps and status, per sample.
         """
         check_on_failure(on_failure)
-        self._check_input(x)
+        x = self._checked(x)
         given = x.dtype
         with without_autocast(x.device):
             dtype = self._solve_dtype(x)
@@ -237,9 +248,9 @@ class LRRN(nn.Module):
             energy = self.energy_snapshot(dtype)
             x = x.to(dtype)
             if y is not None:
-                y = self._check_target(y, x)
+                y = checked_target(y, x, self.sizes[-1], self.intervals[-1])
             qp = energy.free(x) if y is None else energy.clamped(x, y)
-            solved = solve(qp, solver=solver, tol=tol, max_sweeps=max_sweeps, start=_stacked(start, qp))
+            solved = solve(qp, solver=solver, tol=tol, max_sweeps=max_sweeps, start=stacked(start, qp))
             tol = DEFAULT_TOL[dtype] if tol is None else tol
             solved = judged(solved, qp, energy, x, y, tol)
             activations = [z.to(given) for z in energy.activations(x, solved.z, y)]
@@ -270,9 +281,9 @@ class LRRN(nn.Module):
             z = self.infer(x, y, solver=self.solver, tol=self.tol, max_sweeps=self.max_sweeps).activations
         elif y is not None:
             raise ValueError("give either activations z or a target y to clamp to, not both")
-        self._check_input(x)
+        x = self._checked(x)
         dtype = self._solve_dtype(x)
-        energy = self.energy_of([p.to(dtype) for p in self.flat_parameters()])
+        energy = self.energy_of(self.energy_parameters(dtype))
         return energy.value(x.to(dtype), [block.to(dtype) for block in z])
 
     def lipschitz(self, method: str = "auto", seconds: float | None = None) -> LipschitzBound:
@@ -293,14 +304,13 @@ class LRRN(nn.Module):
         LipschitzBound
             A float with ``.value``, ``.per_layer`` and ``.method``, the method that gave the value.
         """
-        weights = list(self.W)
         if method not in LIPSCHITZ_METHODS:
             raise ValueError(f"unknown method {method!r}; use one of {', '.join(LIPSCHITZ_METHODS)}")
-        if method == "paper":
-            return bounds.paper(weights, self.beta)
-        best = bounds.spectral(weights, self.beta)
         energy = self.energy_snapshot(torch.float64)
-        if method == "spectral" or energy.n_free == 0:
+        if method == "paper":
+            return bounds.paper(energy.operators, self.beta)
+        best = bounds.spectral(energy.operators, self.beta)
+        if method == "spectral" or energy.n_free == 0 or (method == "auto" and not energy.has_matrices):
             return best
         budget = BUDGET[method] if seconds is None else seconds
         rho = network_multipliers(energy, float(best), budget).rho
@@ -309,7 +319,7 @@ class LRRN(nn.Module):
     def extra_repr(self) -> str:
         """Show the structure in ``repr``."""
         sets = ", ".join(str(i) for i in self.intervals)
-        return f"sizes={self.sizes}, beta={self.beta}, gamma={self.gamma:g}, constraints=({sets})"
+        return f"sizes={self.architecture}, beta={self.beta}, gamma={self.gamma:g}, constraints=({sets})"
 
     def flat_parameters(self) -> list[Tensor]:
         """Return W, then b, then c, without disabled biases."""
@@ -320,18 +330,47 @@ class LRRN(nn.Module):
         none = (None,) * len(self.W)
         return tuple(tuple(group._parameters.values()) or none for group in (self.W, self.b, self.c))
 
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Channels, height and width of the input, if it is given as images."""
+        first = self.architecture[0]
+        return first if isinstance(first, tuple) else None
+
+    def energy_parameters(self, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Return the parameters as :meth:`energy_of` takes them, differentiable in those of the network.
+
+        In a dense network these are :meth:`flat_parameters`. Biases of channels are repeated over their pixels, and small
+        convolutions become matrices.
+        """
+        return self._as_taken([p if dtype is None else p.to(dtype) for p in self.flat_parameters()])
+
+    def _as_taken(self, parameters: list[Tensor]) -> list[Tensor]:
+        if self.is_dense:
+            return parameters
+        n = len(self.layers)
+        none: list[Tensor | None] = [None] * n
+        weights, rest = parameters[:n], parameters[n:]
+        b = [*rest[:n]] if self._has_b else none
+        c = [*rest[-n:]] if self._has_c else none
+        if self._unfolds:
+            weights = [layer.operator(w).dense() for layer, w in zip(self.layers, weights, strict=True)]
+        biases = [per_unit(*each) for each in zip(self.layers, b, c, strict=True)]
+        return [*weights, *(each for group in zip(*biases, strict=True) for each in group if each is not None)]
+
     def energy_of(self, parameters: Sequence[Tensor]) -> LiftedEnergy:
-        """Build the energy of a flat list of parameters, in the order of :meth:`flat_parameters`."""
+        """Build the energy of a flat list of parameters, in the order of :meth:`energy_parameters`."""
         n = len(self.sizes) - 1
         none = (None,) * n
         weights, rest = tuple(parameters[:n]), parameters[n:]
         b = tuple(rest[:n]) if self._has_b else none
         c = tuple(rest[-n:]) if self._has_c else none
-        return LiftedEnergy(weights, b, c, self.beta, self.gamma, self.intervals)
+        layers = None if self.is_dense or self._unfolds else self.layers
+        return LiftedEnergy(weights, b, c, self.beta, self.gamma, self.intervals, layers)
 
     def energy_now(self) -> LiftedEnergy:
         """Return the energy of the current parameters, detached but not copied: valid until they change."""
-        return self.energy_of([p.detach() for p in self.flat_parameters()])
+        with torch.no_grad():
+            return self.energy_of([p.detach() for p in self.energy_parameters()])
 
     def energy_snapshot(self, dtype: torch.dtype) -> LiftedEnergy:
         """Return the energy of a copy of the parameters; Hessian and eigenvalue bound are cached until they change."""
@@ -340,7 +379,8 @@ class LRRN(nn.Module):
             self._frozen = ([p.clone() for p in now], {})
         copies, energies = self._frozen
         if dtype not in energies:
-            energies[dtype] = self.energy_of([p.to(dtype) for p in copies])
+            with torch.no_grad():
+                energies[dtype] = self.energy_of(self._as_taken([p.to(dtype) for p in copies]))
         return energies[dtype]
 
     def _solve_dtype(self, x: Tensor) -> torch.dtype:
@@ -350,51 +390,12 @@ class LRRN(nn.Module):
         """Exclude the cached energies from pickles and deep copies."""
         return {**self.__dict__, "_frozen": None}
 
-    def _check_input(self, x: Tensor) -> None:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a torch.Tensor; got {type(x).__name__}. Use torch.as_tensor(x)")
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"x must be floating point; got {x.dtype}. Use x.to(torch.float32), scaled as in training")
-        if x.dim() != 2 or x.shape[1] != self.sizes[0]:
-            raise ValueError(f"x must have shape (n_samples, {self.sizes[0]}); got {tuple(x.shape)}")
-        _check_finite(x, "x")
-
-    def _check_target(self, y: Tensor, x: Tensor) -> Tensor:
-        expected = (x.shape[0], self.sizes[-1])
-        if not isinstance(y, Tensor) or tuple(y.shape) != expected:
-            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise ValueError(f"y must be a tensor of target vectors of shape {expected}, not of labels; got {got}")
-        y = y.to(x)
-        _check_finite(y, "y")
-        allowed = self.intervals[-1]
-        outside = ((y < allowed.lo) | (y > allowed.hi)).any(-1)
-        if bool(outside.any()):
-            row = int(outside.nonzero()[0])
-            raise ValueError(f"row {row} of y leaves the output's constraint set {allowed}; a clamped phase needs y inside it")
-        return y
-
-
-def _stacked(start: Solution | Sequence[Tensor] | None, qp: BoxQP) -> Tensor | None:
-    if start is None or qp.dim == 0:
-        return None
-    blocks = list(start.activations if isinstance(start, Solution) else start)[: len(qp.hessian.sizes)]
-    expected = [(qp.n_samples, size) for size in qp.hessian.sizes]
-    if [tuple(block.shape) for block in blocks] != expected:
-        raise ValueError(f"start must hold activations of shapes {expected}; got {[tuple(b.shape) for b in blocks]}")
-    return torch.cat([block.to(qp.q) for block in blocks], dim=-1)
+    def _checked(self, x: Tensor) -> Tensor:
+        """Return inputs as vectors; raise if they are not what the network takes."""
+        x = vectors(x, self.image_shape)
+        check_input(x, self.sizes[0], self.image_shape)
+        return x
 
 
 def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
     return all(a.device == b.device and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(old, new, strict=True))
-
-
-def _check_finite(t: Tensor, name: str) -> None:
-    if torch.compiler.is_compiling():
-        return  # the operator in the graph checks its input
-    t = unwrapped(t).flatten(end_dim=-2)
-    if math.isfinite(float(t.detach().sum())):  # a finite sum implies finite entries, and is faster to check
-        return
-    finite = t.isfinite()
-    if not bool(finite.all()):
-        row = int((~finite.all(-1)).nonzero()[0])
-        raise ValueError(f"{name} has a non-finite value (NaN or infinity), first in row {row}; clean the data first")

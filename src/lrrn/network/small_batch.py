@@ -138,6 +138,7 @@ def fit(policy: SolvePolicy, energy: LiftedEnergy, x: Tensor) -> Structure | Non
         or x.device.type != "cpu"
         or x.dtype not in (torch.float32, torch.float64)
         or not energy.n_free
+        or energy.layers is not None
         or not x.shape[0]
     ):
         return None

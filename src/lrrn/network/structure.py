@@ -1,4 +1,4 @@
-"""Validation of constructor arguments (widths, betas, discount, constraint sets), and initial weights."""
+"""Validation of constructor arguments (betas, discount, constraint sets), and initial weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lrrn.energy.constraints import ConstraintSpec, Interval, interval
-
-
-def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths as integers; raise ValueError if they are invalid."""
-    if len(sizes) < 2 or any(not isinstance(d, numbers.Integral) or d < 1 for d in sizes):
-        raise ValueError(f"sizes needs at least an input and an output width, all positive integers; got {tuple(sizes)}")
-    return tuple(int(d) for d in sizes)
 
 
 def checked_beta(beta: float | Sequence[float], n_layers: int) -> tuple[float, ...]:
@@ -51,7 +44,7 @@ def hidden_intervals(constraint: ConstraintSpec | Sequence[ConstraintSpec], n_hi
     return tuple(interval(spec) for spec in constraint)  # type: ignore[union-attr, arg-type]
 
 
-def initial_weight(shape: tuple[int, int], init: str, generator: torch.Generator | None) -> Tensor:
+def initial_weight(shape: tuple[int, ...], init: str, generator: torch.Generator | None) -> Tensor:
     """Draw the initial weights of a layer."""
     # drawn in float64 on the generator's device, so that a seed gives the same weights for every dtype and device
     weight = torch.empty(shape, dtype=torch.float64, device="cpu" if generator is None else generator.device)
@@ -60,6 +53,6 @@ def initial_weight(shape: tuple[int, int], init: str, generator: torch.Generator
     if init == "orthogonal":
         return nn.init.orthogonal_(weight, generator=generator)
     if init == "uniform":
-        reach = 1 / math.sqrt(shape[1])
+        reach = 1 / math.sqrt(math.prod(shape[1:]))
         return nn.init.uniform_(weight, -reach, reach, generator=generator)
     raise ValueError(f"unknown init {init!r}; use 'glorot', 'orthogonal' or 'uniform'")

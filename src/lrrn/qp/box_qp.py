@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lrrn.linalg.blocks import BlockTridiagonal
+from lrrn.linalg.operator_hessian import Hessian
 from lrrn.runtime.lazy import lazy
 
 DEFAULT_TOL = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -80,8 +81,8 @@ class BoxQP:
 
     Parameters
     ----------
-    hessian : BlockTridiagonal
-        H, symmetric positive definite, of size ``dim``.
+    hessian : BlockTridiagonal or OperatorHessian
+        H, symmetric positive definite, of size ``dim``; by its blocks, or by products alone.
     q : Tensor of shape (n, dim)
         Linear terms.
     lo, hi : Tensor of shape (1, dim) or (n, dim)
@@ -90,7 +91,7 @@ class BoxQP:
         Set to True if every unit is either fixed at zero or free. The problem is then a system of linear equations.
     """
 
-    hessian: BlockTridiagonal
+    hessian: Hessian
     q: Tensor
     lo: Tensor
     hi: Tensor
@@ -111,6 +112,17 @@ class BoxQP:
     def dim(self) -> int:
         """Number of unknowns of each problem."""
         return self.q.shape[1]
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether the Hessian is given by its blocks, not only by products."""
+        return isinstance(self.hessian, BlockTridiagonal)
+
+    @property
+    def matrix(self) -> BlockTridiagonal:
+        """The Hessian by its blocks, if :attr:`has_matrix`."""
+        assert isinstance(self.hessian, BlockTridiagonal)
+        return self.hessian
 
     @lazy
     def scale(self) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lrrn.kernels.constants import INSIDE
 from lrrn.linalg import verified
-from lrrn.linalg.blocks import BlockTridiagonal
+from lrrn.linalg.operator_hessian import Hessian, OperatorHessian
 from lrrn.qp import BoxQP, kkt_residual, row_norms
 from lrrn.runtime.threads import blas_threads, over_rows
 from lrrn.solvers.base import Stepper, once_per_hessian, recompute
@@ -34,6 +34,8 @@ from lrrn.solvers.half_precision import (
 
 MIN_ROWS = 32
 """Smallest number of samples per thread."""
+ABOVE_ESTIMATE = 1.05
+"""Factor from the estimated to the assumed largest eigenvalue of a Hessian without a matrix."""
 
 
 @final
@@ -63,8 +65,11 @@ class Accelerated:
 
 
 @once_per_hessian
-def diagonal_and_step(h: BlockTridiagonal) -> tuple[Tensor, Tensor]:
+def diagonal_and_step(h: Hessian) -> tuple[Tensor, Tensor]:
     """Return diag(H) and the step of each unit, 1 / (L H_jj)."""
+    if isinstance(h, OperatorHessian):
+        # an estimate from below; steps that are too long by a few per cent still converge, and the loop judges the residual
+        return h.diagonal, h.diagonal.reciprocal() / (h.estimate_largest(h.diagonal.rsqrt()) * ABOVE_ESTIMATE)
     if h.device.type == "cpu":
         double = h.to(torch.float64)
         largest: Any = verified.largest_for_steps(double.scaled(double.diagonal.rsqrt()))

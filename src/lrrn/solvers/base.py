@@ -84,5 +84,12 @@ def recompute(qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
     return g, row_norms(kkt_residual(z, g, qp.lo, qp.hi))
 
 
+def needs_matrix(qp: BoxQP) -> str | None:
+    """Return why a solver that reads entries of the Hessian cannot solve the problem, or None if it can."""
+    if qp.has_matrix:
+        return None
+    return "it needs the entries of the Hessian, which a network with large convolutions does not have; use 'accelerated'"
+
+
 once_per_hessian = once_per_owner
 """Caches the preparation of a solver for the lifetime of the Hessian, which a pass shares with its adjoint."""

@@ -15,7 +15,7 @@ from lrrn.kernels.cpu.arguments import PackedQP
 from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
 from lrrn.runtime.threads import over_rows
-from lrrn.solvers.base import once_per_hessian
+from lrrn.solvers.base import needs_matrix, once_per_hessian
 
 Packed = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """The Hessian as the kernel reads it: the first four fields of :class:`~lrrn.kernels.cpu.arguments.PackedQP`."""
@@ -43,18 +43,18 @@ class CoordinateDescent:
         return 32
 
     def obstacle(self, qp: BoxQP) -> str | None:
-        """Return why the problem cannot be solved: it must be on the CPU and in float32 or float64."""
+        """Return why the problem cannot be solved: it must be on the CPU, in float32 or float64, and have a matrix."""
         if qp.q.device.type != "cpu":
             return f"its kernels run on the CPU and the problem is on {qp.q.device}; use solver='accelerated'"
         if qp.q.dtype not in (torch.float32, torch.float64):
             return f"its kernels take float32 or float64 and the problem is {qp.q.dtype}"
-        return None
+        return needs_matrix(qp)
 
     def begin(self, qp: BoxQP, corrections: bool = True) -> _Descent:
         """Pack the Hessian into panels; without ``corrections`` every sweep is in the dtype of the problem."""
-        packed = pack(qp.hessian)
+        packed = pack(qp.matrix)
         pays = corrections and packed[0].size >= SINGLE_FROM and qp.n_samples > LANES // 2 and qp.q.dtype == torch.float64
-        return _Descent(packed, single(qp.hessian) if pays else None)
+        return _Descent(packed, single(qp.matrix) if pays else None)
 
 
 @final

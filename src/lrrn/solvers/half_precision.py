@@ -41,12 +41,12 @@ LONGEST = 48
 
 def fits_on_chip(qp: BoxQP) -> bool:
     """Whether the kernel of :class:`Tiles` supports a problem."""
-    return 0 < qp.dim <= ON_CHIP and has_kernels(qp.q)
+    return 0 < qp.dim <= ON_CHIP and has_kernels(qp.q) and qp.has_matrix
 
 
 def fits_in_rows(qp: BoxQP) -> bool:
     """Whether the kernel of :class:`Rows` supports a problem."""
-    return 0 < qp.dim <= IN_ROWS and has_kernels(qp.q)
+    return 0 < qp.dim <= IN_ROWS and has_kernels(qp.q) and qp.has_matrix
 
 
 def rounds_and_steps(sweeps: int) -> tuple[int, int]:
@@ -105,7 +105,7 @@ class Tiles:
     """
 
     def __init__(self, qp: BoxQP) -> None:
-        self._matrices = halves_and_rates(qp.hessian)
+        self._matrices = halves_and_rates(qp.matrix)
         self._found: tuple[Tensor, Tensor] | None = None
         self.refines = qp.q.dtype == torch.float32
 
@@ -188,7 +188,7 @@ class Rows:
     """
 
     def __init__(self, qp: BoxQP) -> None:
-        self._unit, self._matrix, self._inverse = half_and_rate(qp.hessian)
+        self._unit, self._matrix, self._inverse = half_and_rate(qp.matrix)
         # extrapolated point minus current point, in scaled variables, and the state of the momentum
         self._lead: Tensor | None = None
         self._t = torch.ones(qp.n_samples, dtype=torch.float32, device=qp.q.device)
@@ -200,7 +200,7 @@ class Rows:
         (lo, hi), strides = _bounds(qp)
         capped = dim <= MOST_SQUARED and self._taken >= LONGEST
         self._taken += sweeps
-        most = most_momentum(qp.hessian) if capped else self._t
+        most = most_momentum(qp.matrix) if capped else self._t
         push, down, up, here = (torch.empty((n, dim), dtype=torch.float32, device=z.device) for _ in range(4))
         ahead, product = (torch.empty((n, dim), dtype=torch.float16, device=z.device) for _ in range(2))
         size = z.new_empty(n)
@@ -234,7 +234,7 @@ class Equations:
     """
 
     def __init__(self, qp: BoxQP) -> None:
-        self._unit, self._matrix, self._inverse = half_and_rate(qp.hessian)
+        self._unit, self._matrix, self._inverse = half_and_rate(qp.matrix)
         self._direction: Tensor | None = None
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def _iterate(qp: BoxQP, state: _State) -> tuple[_State, Tensor]:
     g = qp.gradient(z)
     lower, upper = (torch.where(fixed, 0.0, t) for t in (lower, upper))
     barrier = lower / below + upper / above
-    factor = qp.hessian.restricted(~fixed).plus_diagonal(torch.where(fixed, 0.0, barrier)).cholesky()
+    factor = qp.matrix.restricted(~fixed).plus_diagonal(torch.where(fixed, 0.0, barrier)).cholesky()
     pairs = (qp.lo.isfinite() & ~fixed).sum(-1) + (qp.hi.isfinite() & ~fixed).sum(-1)
 
     def average(s_below: Tensor, low: Tensor, s_above: Tensor, up: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def solve(
         The problems.
     solver : str, default="auto"
         A name in ``SOLVERS``, or "auto": coordinate descent on the CPU, accelerated elsewhere and for the equations of wide
-        layers, and Newton for the samples on which progress is too slow.
+        layers, and Newton for the samples on which progress is too slow. A Hessian without a matrix has accelerated only.
     tol : float, optional
         A sample has converged when its KKT residual is at most ``tol * max(1, |q|)``. Default 1e-6 in float64, 1e-4 in float32.
     aim : float, optional
@@ -102,6 +102,8 @@ def _fixed(z: Tensor, gradient: Tensor, residual: Tensor, spent: Tensor, must: T
 
 def plan(solver: str, qp: BoxQP) -> list[Solver]:
     """Return the solvers to use, in order; raise an error if the requested solver cannot run."""
+    if solver == "auto" and not qp.has_matrix:
+        return [SOLVERS["accelerated"]]
     if solver == "auto":
         sweeps_units = qp.q.device.type == "cpu" and not (qp.linear and qp.dim >= WIDE)
         names = ["coordinate_descent" if sweeps_units else "accelerated", "newton"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from lrrn.linalg import verified
 from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP, kkt_residual, row_norms
-from lrrn.solvers.base import once_per_hessian, recompute
+from lrrn.solvers.base import needs_matrix, once_per_hessian, recompute
 from lrrn.solvers.interior import centre
 
 MEMORY_LIMIT = 2**28
@@ -38,8 +38,8 @@ class Newton:
         return 2 * FACE_ITERATIONS + INTERIOR_ITERATIONS
 
     def obstacle(self, qp: BoxQP) -> str | None:
-        """Return None: any device."""
-        return None
+        """Return why the problem cannot be solved: any device, but it must have a matrix."""
+        return needs_matrix(qp)
 
     def begin(self, qp: BoxQP) -> _NewtonStepper:
         """Scale the Hessian to a unit diagonal and bound its spectrum."""
@@ -58,7 +58,7 @@ def scaled_to_unit_diagonal(h: BlockTridiagonal) -> tuple[Tensor, BlockTridiagon
 @final
 class _NewtonStepper:
     def __init__(self, qp: BoxQP) -> None:
-        self._root, self._h, self._step = scaled_to_unit_diagonal(qp.hessian)
+        self._root, self._h, self._step = scaled_to_unit_diagonal(qp.matrix)
         entries = sum(d * d for d in self._h.sizes) + sum(block.numel() for block in self._h.sub)
         self._group = max(1, MEMORY_LIMIT // (8 * 3 * max(1, entries)))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lrrn.qp import BoxQP
-from lrrn.solvers.base import recompute
+from lrrn.solvers.base import needs_matrix, recompute
 
 
 @final
@@ -24,12 +24,12 @@ class Reference:
         return 8
 
     def obstacle(self, qp: BoxQP) -> str | None:
-        """Return None: any device and dtype, copied to NumPy in float64."""
-        return None
+        """Return why the problem cannot be solved: any device and dtype, but it must have a matrix."""
+        return needs_matrix(qp)
 
     def begin(self, qp: BoxQP) -> _ReferenceStepper:
         """Convert the Hessian to a dense matrix."""
-        return _ReferenceStepper(qp.hessian.dense().detach().cpu().numpy().astype(np.float64))
+        return _ReferenceStepper(qp.matrix.dense().detach().cpu().numpy().astype(np.float64))
 
 
 @final

@@ -78,6 +78,7 @@ class CompiledCpu:
             isinstance(objective, EnergyObjective)
             and objective.signs is not None
             and len(net.W) > 1
+            and net.is_dense
             and w.device.type == "cpu"
             and w.dtype in (torch.float32, torch.float64)
             and net.solver in ("auto", "coordinate_descent")

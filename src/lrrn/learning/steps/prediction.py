@@ -40,8 +40,9 @@ class CompiledPrediction:
 
     @staticmethod
     def applies(net: LRRN, objective: Objective, settings: Settings) -> bool:
-        """Whether the objective has a derivative in closed form, and the network is on the CPU."""
-        return isinstance(objective, Margin | CrossEntropy | SquaredError) and net.W[0].device.type == "cpu"
+        """Whether the objective has a derivative in closed form, and the network is dense and on the CPU."""
+        differentiable = isinstance(objective, Margin | CrossEntropy | SquaredError)
+        return differentiable and net.is_dense and net.W[0].device.type == "cpu"
 
     @torch.no_grad()
     def gradients(self, batch: Batch, weight: Tensor | None, n: int, rows: Tensor | None) -> float | None:

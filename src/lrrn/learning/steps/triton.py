@@ -71,6 +71,7 @@ class TritonKernels:
             isinstance(objective, EnergyObjective)
             and objective.signs in SIGNS
             and len(net.W) > 1
+            and net.is_dense
             and energy.eliminated
             and sum(energy.sizes[1:-1]) <= WIDEST
             and energy.sizes[-1] <= MOST_OUTPUTS

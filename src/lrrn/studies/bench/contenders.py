@@ -73,7 +73,7 @@ def _our(name: str) -> Callable[[Problem], Solve]:
         def run(tol: float) -> Tensor:
             # a new Hessian object, so that the timing includes what is cached per matrix
             qp = problem.qp
-            fresh = BoxQP(BlockTridiagonal(qp.hessian.diag, qp.hessian.sub), qp.q, qp.lo, qp.hi)
+            fresh = BoxQP(BlockTridiagonal(qp.matrix.diag, qp.matrix.sub), qp.q, qp.lo, qp.hi)
             with blas_threads(1):
                 return solve(fresh, solver=name, tol=tol, max_sweeps=10_000).z
 
@@ -86,7 +86,7 @@ def _fista(momentum: str) -> Callable[[Problem], Solve]:
     """Projected gradient with momentum on a dense Hessian; the stopping test, every ten iterations, is for the whole batch."""
 
     def prepare(problem: Problem) -> Solve:
-        h, q, lo, hi = problem.qp.hessian.dense(), problem.qp.q, problem.qp.lo, problem.qp.hi
+        h, q, lo, hi = problem.qp.matrix.dense(), problem.qp.q, problem.qp.lo, problem.qp.hi
         smallest, largest = problem.spectrum
         step, root = 1 / largest, (smallest / largest) ** 0.5
 
@@ -109,7 +109,7 @@ def _fista(momentum: str) -> Callable[[Problem], Solve]:
 
 def _naive_descent(problem: Problem) -> Solve:
     """Coordinate descent as in the paper: a Python loop over units; each update covers the whole batch."""
-    h, q, lo, hi = problem.qp.hessian.dense(), problem.qp.q, problem.qp.lo, problem.qp.hi
+    h, q, lo, hi = problem.qp.matrix.dense(), problem.qp.q, problem.qp.lo, problem.qp.hi
     diagonal = h.diagonal().tolist()
 
     def run(tol: float) -> Tensor:

@@ -182,4 +182,4 @@ def as_inequalities(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _numpy(problem: Problem) -> tuple[np.ndarray, ...]:
     qp = problem.qp
-    return tuple(t.double().numpy() for t in (qp.hessian.dense(), qp.q, qp.lo, qp.hi))
+    return tuple(t.double().numpy() for t in (qp.matrix.dense(), qp.q, qp.lo, qp.hi))

@@ -84,7 +84,7 @@ def free_phase(net: LRRN, x: Tensor, name: str, dtype: torch.dtype = torch.float
     """Return the free phase of a network on some inputs."""
     exact = net.energy_snapshot(torch.float64).free(x.double())
     reference = solve(exact, tol=1e-12, max_sweeps=100_000).z
-    eigenvalues = torch.linalg.eigvalsh(exact.hessian.dense())
+    eigenvalues = torch.linalg.eigvalsh(exact.matrix.dense())
     spectrum = float(eigenvalues[0]), float(eigenvalues[-1])
     return Problem(name, net.energy_snapshot(dtype).free(x.to(dtype)), reference, spectrum)
 

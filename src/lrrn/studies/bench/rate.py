@@ -75,7 +75,7 @@ def sweep_rates(settings: Settings) -> list[dict[str, Any]]:
     records = []
     for dtype in (torch.float64, torch.float32):
         exact = problem.qp
-        qp = BoxQP(exact.hessian.to(dtype), exact.q.to(dtype), exact.lo.to(dtype), exact.hi.to(dtype))
+        qp = BoxQP(exact.matrix.to(dtype), exact.q.to(dtype), exact.lo.to(dtype), exact.hi.to(dtype))
         counts = count_multiply_adds(qp, sweeps)
         for n_threads in sorted({1, cores()}):
             seconds, spread = _sweep_seconds(qp, sweeps, n_threads, settings.repeats)
