@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lrrn.learning.augment import image_side, shifted
+from lrrn.learning.augment import shape_of_images, shifted
 
 
 def moved(image, down, right):
@@ -42,4 +42,4 @@ def test_shifts_depend_on_sample_step_and_seed_only(device):
 
 def test_what_is_no_square_image_is_refused():
     with pytest.raises(ValueError, match="12 features make none"):
-        image_side(12)
+        shape_of_images(12)

@@ -116,7 +116,7 @@ class LiftedEnergy:
         if not self.has_matrices:
             raise ValueError(
                 f"this needs matrices of the size of all hidden units, and this network with convolutions has "
-                f"{sum(self.free_sizes):,}; at most {UNFOLDED_UNITS:,} are possible. Use the method 'spectral', which needs none"
+                f"{sum(self.free_sizes):,}; at most {UNFOLDED_UNITS:,} are possible. Method 'spectral' needs none"
             )
         weights = tuple(operator.dense().detach() for operator in self.operators)
         return LiftedEnergy(weights, self.b, self.c, self.beta, self.gamma, self.intervals)

@@ -25,7 +25,8 @@ from lrrn.learning.checkpoint import peek
 from lrrn.learning.objectives import FreeEnergy
 from lrrn.learning.trainer import Callback
 from lrrn.linalg.verified import EPS
-from lrrn.network import LRRN
+from lrrn.network import LRRN, Conv
+from lrrn.network.layers import checked_image_shape, layer_shapes
 from lrrn.network.solution import Solution, check_on_failure
 from lrrn.runtime import ranks
 from lrrn.runtime.devices import choose_device, to_dtype
@@ -44,7 +45,8 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     """Base class of the estimators; concrete subclasses add parameters and targets."""
 
     # parameters of every concrete subclass
-    hidden_sizes: int | tuple[int, ...] | None
+    hidden_sizes: int | Conv | tuple[int | Conv, ...] | None
+    image_shape: tuple[int, int, int] | None
     beta: float | tuple[float, ...]
     gamma: float
     constraint: Any
@@ -57,6 +59,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     weight_decay: float
     decoupled_weight_decay: float | None
     max_weight_norm: float | None
+    max_condition: float | None
     standardize: bool | str
     early_stopping: bool
     validation_fraction: float
@@ -107,6 +110,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     def _features(self, X: ArrayLike) -> Array:
         """Validate X for inference on a fitted estimator; a memory map in chunks, since it may not fit into memory."""
         check_is_fitted(self, "network_")
+        X = self._table(X)
         if mapped(X) is None or np.ndim(X) != 2 or len(cast(Array, X)) == 0:
             return self._checked(X)
         rows = cast(Array, X)
@@ -119,9 +123,24 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     def _checked(self, X: ArrayLike) -> Array:
         return cast(Array, validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
 
+    def _table(self, X: Any) -> Any:
+        """Return images, of shape (n, channels, height, width), as rows of a table; other input stays as it is."""
+        shape: tuple[int, ...] = tuple(getattr(X, "shape", ()))
+        if len(shape) != 4:
+            return X
+        if self.image_shape is None:
+            raise ValueError(
+                f"X has shape {shape}; for images, give the estimator image_shape={shape[1:]}, or flatten them by "
+                "X.reshape(len(X), -1)"
+            )
+        if shape[1:] != tuple(self.image_shape):
+            raise ValueError(f"X has images of shape {shape[1:]}, and image_shape is {tuple(self.image_shape)}")
+        return np.asarray(X).reshape(shape[0], -1)
+
     def _prepare(self, X: Array) -> tuple[int, torch.device]:
         """Check parameters, and set up scaling, device and seed for a fit; return seed and device."""
         self._check_parameters()
+        self._check_images(X.shape[1])
         device = choose_device(self.device)
         Settings(max_seconds=self.max_seconds)  # refuses a bad one before the clock starts
         self._optimizer_state, self.chosen_, self._budget = None, {}, Budget(self.max_seconds)
@@ -132,8 +151,9 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _build(self, n_features: int, n_outputs: int, beta: Any, output_constraint: Any) -> None:
         """Set up the network. Zero outputs mean hidden layers only."""
+        first = n_features if self.image_shape is None else checked_image_shape(self.image_shape)
         self.network_ = LRRN(
-            (n_features, *self._widths, n_outputs) if n_outputs else (n_features, *self._widths),
+            (first, *self._widths, n_outputs) if n_outputs else (first, *self._widths),
             beta=beta,
             gamma=self.gamma,
             constraint=self.constraint,
@@ -145,13 +165,25 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         )
 
     @property
-    def _widths(self) -> tuple[int, ...]:
-        """Widths of the hidden layers; one integer means one layer, as in scikit-learn."""
+    def _widths(self) -> tuple[int | Conv, ...]:
+        """Widths of the hidden layers, or convolutions; one of them means one layer, as in scikit-learn."""
         given = self._use("hidden_sizes")
         widths = tuple(given) if np.iterable(given) else (given,)
-        if not all(isinstance(width, int | np.integer) and width > 0 for width in widths):
-            raise ValueError(f"hidden_sizes must be positive integers; got {given!r}")
+        if not all(isinstance(width, Conv) or (isinstance(width, int | np.integer) and width > 0) for width in widths):
+            raise ValueError(f"hidden_sizes must be positive integers or lrrn.Conv(channels, kernel); got {given!r}")
         return widths
+
+    def _check_images(self, n_features: int) -> None:
+        """Raise ValueError if convolutions, images and features do not fit together."""
+        widths = self._widths
+        if self.image_shape is None:
+            if any(isinstance(width, Conv) for width in widths):
+                raise ValueError("convolutions in hidden_sizes need image_shape=(channels, height, width)")
+            return
+        shape = checked_image_shape(self.image_shape)
+        if math.prod(shape) != n_features:
+            raise ValueError(f"image_shape={shape} has {math.prod(shape)} pixels, and X has {n_features} features")
+        layer_shapes((shape, *widths, 1))
 
     def _check_parameters(self) -> None:
         if not 0 < self.validation_fraction < 1:
@@ -201,6 +233,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
             "weight_decay": self.weight_decay,
             "decoupled_weight_decay": self._use("decoupled_weight_decay"),
             "max_weight_norm": self.max_weight_norm,
+            "max_condition": self.max_condition,
             "tol": self.tol,
             "max_sweeps": self.max_sweeps,
             "shifts": self.shifts,

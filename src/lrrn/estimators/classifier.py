@@ -21,7 +21,7 @@ from lrrn.estimators.labels import UNLABELLED, counted, encode, known_classes, s
 from lrrn.estimators.objectives import check_probabilities, made
 from lrrn.learning import Data, Objective
 from lrrn.learning.trainer import Callback
-from lrrn.network import LRRN
+from lrrn.network import LRRN, Conv
 
 
 @final
@@ -38,8 +38,9 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         deviations with ``standardize="features"``. It sets the objective to "margin" with adversarial training and, unless
         ``hidden_sizes`` is given, compares a hidden layer with logistic regression on held-out rows. ``chosen_`` has what it
         chose.
-    hidden_sizes : int or tuple of int, optional
-        Widths of the hidden layers; none for a linear model. None means (64, 64), or a choice by ``eps``.
+    hidden_sizes : int, Conv, or tuple of these, optional
+        Widths of the hidden layers, or convolutions, :class:`lrrn.Conv`, which need ``image_shape``; none for a linear model.
+        None means (64, 64), or a choice by ``eps``.
     objective : str, optional
         Training objective: "contrastive" (the paper's loss), "margin" (cross-entropy with the margin ``margin``),
         "cross_entropy", "squared_error", "class_energy" (the paper's class-specific energies; predicts the label of least
@@ -122,6 +123,12 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     random_state : int, RandomState or None, default=None
     verbose : int, default=0
         Whether to show progress on a terminal.
+    max_condition : float, optional
+        Upper bound on the estimated condition number of the Hessian: hidden weights are scaled down after a step that exceeds
+        it. It keeps solves fast in long runs; 30 to 40 suits wide and convolutional networks.
+    image_shape : (int, int, int), optional
+        Channels, height and width, if samples are images: for convolutions in ``hidden_sizes``, and for ``shifts``. X then has
+        shape (n_samples, n_features) or (n_samples, channels, height, width).
 
     Attributes
     ----------
@@ -180,7 +187,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
 
     def __init__(
         self,
-        hidden_sizes: int | tuple[int, ...] | None = None,
+        hidden_sizes: int | Conv | tuple[int | Conv, ...] | None = None,
         objective: str | None = None,
         beta: float | tuple[float, ...] = 1.0,
         gamma: float = 1 / 8,
@@ -222,6 +229,8 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         random_state: Any = None,
         verbose: int = 0,
         eps: float | None = None,
+        max_condition: float | None = None,
+        image_shape: tuple[int, int, int] | None = None,
     ) -> None:
         self._store(locals())
 
@@ -243,7 +252,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
             The estimator itself.
         """
         self._objective()  # check its parameters first
-        features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        features, labels = validate_data(self, self._table(X), y, dtype=[np.float64, np.float32])
         self.classes_, label = encode(labels, None, self._semi_supervised)
         weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
         seed, device = self._prepare(counted(features, weight))
@@ -308,7 +317,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
             raise ValueError(
                 f"classes={np.unique(classes).tolist()} differ from those of the first call, {self.classes_.tolist()}"
             )
-        features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=first)
+        features, labels = validate_data(self, self._table(X), y, dtype=[np.float64, np.float32], reset=first)
         self.classes_, label = encode(labels, classes if first else self.classes_, self._semi_supervised)
         weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
         if first:

@@ -17,7 +17,7 @@ from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
 from lrrn.estimators.certificate import SampleCertificate
 from lrrn.learning import Data, FreeEnergy
 from lrrn.learning.trainer import Callback
-from lrrn.network import LRRN
+from lrrn.network import LRRN, Conv
 from lrrn.qp import DEFAULT_TOL
 
 
@@ -30,8 +30,8 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
 
     Parameters
     ----------
-    hidden_sizes : int or tuple of int, default=(32, 32)
-        Widths of the layers; :meth:`transform` returns the activations of the last.
+    hidden_sizes : int, Conv, or tuple of these, default=(32, 32)
+        Widths of the layers, or convolutions, which need ``image_shape``; :meth:`transform` returns the activations of the last.
     beta : float or tuple of float, default=1.0
         Weights of the reconstruction terms; a single number means (beta, ..., beta).
     gamma : float, default=1/8
@@ -89,6 +89,12 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
     random_state : int, RandomState or None, default=None
     verbose : int, default=0
         Whether to show progress on a terminal.
+    max_condition : float, optional
+        Upper bound on the estimated condition number of the Hessian: hidden weights are scaled down after a step that exceeds
+        it. It keeps solves fast in long runs; 30 to 40 suits wide and convolutional networks.
+    image_shape : (int, int, int), optional
+        Channels, height and width, if samples are images: for convolutions in ``hidden_sizes``, and for ``shifts``. X then has
+        shape (n_samples, n_features) or (n_samples, channels, height, width).
 
     Attributes
     ----------
@@ -124,7 +130,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
 
     def __init__(
         self,
-        hidden_sizes: int | tuple[int, ...] = (32, 32),
+        hidden_sizes: int | Conv | tuple[int | Conv, ...] = (32, 32),
         beta: float | tuple[float, ...] = 1.0,
         gamma: float = 1 / 8,
         constraint: Any = "nonneg",
@@ -156,6 +162,8 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         callbacks: tuple[Callback, ...] = (),
         random_state: Any = None,
         verbose: int = 0,
+        max_condition: float | None = None,
+        image_shape: tuple[int, int, int] | None = None,
     ) -> None:
         self._store(locals())
 
@@ -177,7 +185,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         n_layers = len(self._widths)
         if n_layers == 0:
             raise ValueError("hidden_sizes must name at least one layer; got none")
-        features = validate_data(self, X, dtype=[np.float64, np.float32])
+        features = validate_data(self, self._table(X), dtype=[np.float64, np.float32])
         beta = self.beta if isinstance(self.beta, tuple | list) else (float(self.beta),) * n_layers
         seed, device = self._prepare(features)
         self._build(features.shape[1], 0, beta, self.constraint)
@@ -190,7 +198,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
                 return -float(self._infer(x_held, on_failure="warn").energy.mean())
 
         self._train(FreeEnergy(), Data(self._scaled(features[rows], self.network_.W[0].dtype, device)), seed, validate)
-        self._n_features_out = int(self._widths[-1])
+        self._n_features_out = int(self.network_.sizes[-1])
         scores = self._over_chunks(X, lambda x: -self._infer(x, on_failure="warn").energy)
         self.offset_ = float(np.percentile(scores, 100 * self.contamination))
         return self

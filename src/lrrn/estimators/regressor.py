@@ -20,7 +20,7 @@ from lrrn.estimators.certificate import RegressionCertificate
 from lrrn.learning import Contrastive, Data, Objective, SquaredError
 from lrrn.learning.trainer import Callback
 from lrrn.linalg.verified import EPS
-from lrrn.network import LRRN
+from lrrn.network import LRRN, Conv
 from lrrn.qp import DEFAULT_TOL
 
 
@@ -40,8 +40,9 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         ``max_output_norm`` to the norm of its weights and, unless ``hidden_sizes`` is given, compares a hidden layer with ridge
         regression on held-out rows. Widths are proportional to the size, so all sizes lead to the same model. ``chosen_`` has
         what it chose.
-    hidden_sizes : int or tuple of int, optional
-        Widths of the hidden layers; none for a linear model. None means (64, 64), or a choice by ``eps``.
+    hidden_sizes : int, Conv, or tuple of these, optional
+        Widths of the hidden layers, or convolutions, :class:`lrrn.Conv`, which need ``image_shape``; none for a linear model.
+        None means (64, 64), or a choice by ``eps``.
     objective : {"squared_error", "contrastive"}, default="squared_error"
         Squared error by implicit differentiation, or the paper's contrastive loss.
     beta : float or tuple of float, default=1.0
@@ -102,6 +103,12 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     random_state : int, RandomState or None, default=None
     verbose : int, default=0
         Whether to show progress on a terminal.
+    max_condition : float, optional
+        Upper bound on the estimated condition number of the Hessian: hidden weights are scaled down after a step that exceeds
+        it. It keeps solves fast in long runs; 30 to 40 suits wide and convolutional networks.
+    image_shape : (int, int, int), optional
+        Channels, height and width, if samples are images: for convolutions in ``hidden_sizes``, and for ``shifts``. X then has
+        shape (n_samples, n_features) or (n_samples, channels, height, width).
 
     Attributes
     ----------
@@ -142,7 +149,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden_sizes: int | tuple[int, ...] | None = None,
+        hidden_sizes: int | Conv | tuple[int | Conv, ...] | None = None,
         objective: str = "squared_error",
         beta: float | tuple[float, ...] = 1.0,
         gamma: float = 1 / 8,
@@ -176,6 +183,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         verbose: int = 0,
         max_output_norm: float | tuple[float, ...] | None = None,
         eps: float | None = None,
+        max_condition: float | None = None,
+        image_shape: tuple[int, int, int] | None = None,
     ) -> None:
         self._store(locals())
 
@@ -200,7 +209,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
             The estimator itself.
         """
         self._objective()  # check its parameters first
-        features, values = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
+        table = self._table(X)
+        features, values = validate_data(self, table, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
         self._single = values.ndim == 1
         targets = np.asarray(values, dtype=np.float64).reshape(len(values), -1)
         weight, counts = None, np.ones(len(targets), dtype=bool)

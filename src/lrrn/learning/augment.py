@@ -8,27 +8,35 @@ import torch
 from torch import Tensor
 
 
-def image_side(n_features: int) -> int:
-    """Return the side length of a square image with this number of features; raise if there is none."""
+def shape_of_images(n_features: int, given: tuple[int, int, int] | None = None) -> tuple[int, int, int]:
+    """Return the shape of images: the one given, or that of a square one with this number of features; raise if none is."""
     side = math.isqrt(n_features)
-    if side * side != n_features:
-        raise ValueError(f"shifts need samples that are square images; {n_features} features make none. Use shifts=0")
-    return side
+    if given is None and side * side != n_features:
+        raise ValueError(
+            f"shifts need samples that are images; {n_features} features make no square image. Give image_shape, or shifts=0"
+        )
+    return (1, side, side) if given is None else given
 
 
-def shifted(x: Tensor, rows: Tensor, moment: int | Tensor, seed: int, reach: int) -> Tensor:
+def shifted(
+    x: Tensor, rows: Tensor, moment: int | Tensor, seed: int, reach: int, given: tuple[int, int, int] | None = None
+) -> Tensor:
     """Return images shifted by up to ``reach`` pixels vertically and horizontally, padded with zeros.
 
-    ``x`` has shape (n, side * side), ``rows`` are the indices of the samples, and ``moment`` is the index of the step.
+    ``x`` has shape (n, channels * height * width), ``rows`` are the indices of the samples, and ``moment`` is the index of the
+    step. All channels of an image move together. Without a given shape, images are square and have one channel.
     """
-    side, span = image_side(x.shape[1]), 2 * reach + 1
+    (channels, height, width), span = shape_of_images(x.shape[1], given), 2 * reach + 1
     noise = _mixed(_mixed(rows + moment * 0x5851F42D) + seed)
     down, right = noise % span - reach, noise // span % span - reach  # (n,)
-    pixels = torch.arange(side, device=x.device)
-    y_from, x_from = pixels - down[:, None], pixels - right[:, None]  # (n, side)
-    inside = ((y_from >= 0) & (y_from < side))[:, :, None] & ((x_from >= 0) & (x_from < side))[:, None, :]
-    source = y_from.clamp(0, side - 1)[:, :, None] * side + x_from.clamp(0, side - 1)[:, None, :]
-    return x.gather(1, source.flatten(1)) * inside.flatten(1)
+    y_from = torch.arange(height, device=x.device) - down[:, None]  # (n, height)
+    x_from = torch.arange(width, device=x.device) - right[:, None]  # (n, width)
+    inside = ((y_from >= 0) & (y_from < height))[:, :, None] & ((x_from >= 0) & (x_from < width))[:, None, :]
+    source = y_from.clamp(0, height - 1)[:, :, None] * width + x_from.clamp(0, width - 1)[:, None, :]
+    if channels == 1:
+        return x.gather(1, source.flatten(1)) * inside.flatten(1)
+    source, inside = (part.flatten(1)[:, None].expand(-1, channels, -1) for part in (source, inside))
+    return (x.view(len(x), channels, -1).gather(2, source) * inside).flatten(1)
 
 
 def _mixed(key: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lrrn.learning.objectives import Objective
 from lrrn.learning.settings import Data, Settings
-from lrrn.network import LRRN
+from lrrn.network import LRRN, Conv
 from lrrn.runtime.storage import fingerprint
 
 NOT_PART = ("patience", "max_seconds", "max_unconverged")
@@ -27,10 +27,15 @@ def identity(net: LRRN, objective: Objective, settings: Settings, data: Data, st
         "stage": stage,
         "objective": {"class": type(objective).__name__, **_plain(fields)},
         "network": _plain(
-            {"sizes": net.sizes, "beta": net.beta, "gamma": net.gamma, "sets": [(i.lo, i.hi) for i in net.intervals]}
+            {"sizes": _sizes(net), "beta": net.beta, "gamma": net.gamma, "sets": [(i.lo, i.hi) for i in net.intervals]}
         ),
         "data": fingerprint(data.x, data.target, data.label, data.weight),
     }
+
+
+def _sizes(net: LRRN) -> list[Any]:
+    """Return the architecture; a convolution by its fields."""
+    return [vars(size) if isinstance(size, Conv) else size for size in net.architecture]
 
 
 def _plain(value: Any) -> Any:

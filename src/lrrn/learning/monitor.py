@@ -10,9 +10,12 @@ from torch import Tensor
 
 from lrrn.energy.lifted import matrix_hessian
 from lrrn.linalg import verified
-from lrrn.linalg.operator_hessian import OperatorHessian
+from lrrn.linalg.operator_hessian import OperatorHessian, hessian_of
 from lrrn.network import LRRN
 from lrrn.qp import QPSolution
+
+FIRST_STEPS = 20
+"""Steps of a power iteration from a random vector."""
 
 
 class DivergenceError(ArithmeticError):
@@ -82,6 +85,42 @@ def condition_number(net: LRRN) -> float:
     if isinstance(energy.free_hessian, OperatorHessian):
         return energy.free_hessian.estimate_condition()
     return verified.estimate_condition(matrix_hessian(energy.to(torch.float64)))
+
+
+@final
+class ConditionLimit:
+    """Keeps the estimated condition number of H below a bound, by scaling down the hidden weights.
+
+    The largest eigenvalue is estimated by one step of a power iteration per call, whose vector persists; the smallest is
+    bounded by the structure. Nothing synchronises with a device.
+    """
+
+    def __init__(self, net: LRRN, bound: float) -> None:
+        self._net, self._bound = net, bound
+        self._n_free = net.energy_now().n_free
+        self._vector: Tensor | None = None
+
+    @torch.no_grad()
+    def enforce(self) -> None:
+        """Scale the hidden weights if the estimate exceeds the bound."""
+        net = self._net
+        if self._n_free == 0:
+            return
+        operators = [layer.operator(w.detach()) for layer, w in zip(net.layers, net.W, strict=True)]
+        discounts = [net.gamma**k for k in range(len(operators))]
+        hessian = hessian_of(operators, discounts, net.beta, self._n_free, False)
+        steps = 1
+        if self._vector is None:
+            generator = torch.Generator().manual_seed(0)
+            self._vector, steps = torch.randn((1, hessian.dim), generator=generator).to(net.W[0]), FIRST_STEPS
+        for _ in range(steps):
+            self._vector = hessian.matmul(self._vector / torch.linalg.vector_norm(self._vector).clamp_(min=1e-30))
+        # eigenvalues are at least a_0, and what exceeds it grows with the squares of the weights
+        largest = torch.linalg.vector_norm(self._vector)
+        allowed = max(self._bound * hessian.smallest_eigenvalue() - discounts[0], 0.0)
+        factor = (allowed / (largest - discounts[0]).clamp(min=1e-30)).sqrt().clamp(max=1)
+        for w in net.W[: self._n_free]:
+            w.mul_(factor)
 
 
 def check_health(

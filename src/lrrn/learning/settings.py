@@ -54,11 +54,15 @@ class Settings:
         Decoupled weight decay of AdamW, on all weights (not on biases).
     max_weight_norm : float, optional
         Upper bound on the spectral norm of the hidden weights, which keeps H well conditioned.
+    max_condition : float, optional
+        Upper bound on the estimated condition number of H: hidden weights are scaled down after a step that exceeds it. Solves
+        take a number of iterations that grows with its square root.
     tol : float, optional
         Tolerance of the solves. By default that of the dtype; solves continue to a much tighter one while that is cheap.
     max_sweeps : int, default=1000
     shifts : int, default=0
-        Data augmentation for square images: random shifts by up to this many pixels in each direction, at every step.
+        Data augmentation for images, square ones unless the network has a shape: random shifts by up to this many pixels in
+        each direction, at every step.
     reuse_activations : bool, default=False
         Warm-start every solve from the sample's activations in the previous epoch.
     patience : int, optional
@@ -81,6 +85,7 @@ class Settings:
     weight_decay: float = 0.0
     decoupled_weight_decay: float = 0.0
     max_weight_norm: float | None = None
+    max_condition: float | None = None
     tol: float | None = None
     max_sweeps: int = 1000
     shifts: int = 0
@@ -102,6 +107,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, Real) and float(value) > 0):
                 raise ValueError(f"{name} must be positive or None; got {value!r}")
+        if self.max_condition is not None and not (isinstance(self.max_condition, Real) and float(self.max_condition) > 1):
+            raise ValueError(f"max_condition must be above 1 or None; got {self.max_condition!r}")
         if self.optimizer not in ("sgd", "adam", "adamw"):
             raise ValueError(f"unknown optimizer {self.optimizer!r}; use 'sgd', 'adam' or 'adamw'")
         if self.decoupled_weight_decay and self.optimizer != "adamw":

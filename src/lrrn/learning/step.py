@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from lrrn.kernels.cpu.arguments import Course, Rule
-from lrrn.learning.augment import image_side, shifted
+from lrrn.learning.augment import shape_of_images, shifted
 from lrrn.learning.cuda_graph import CapturedSteps
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.flat_adam import FlatAdam, compiles, sgd_rule
-from lrrn.learning.monitor import layer_norms, start_vectors
+from lrrn.learning.monitor import ConditionLimit, layer_norms, start_vectors
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.learning.settings import Data, Settings
 from lrrn.learning.steps import GradientBackend, SeveralSteps, backends
@@ -51,6 +51,7 @@ class Step:
         self._rule: Rule | None = None
         self.optimizer = _optimizer(flat, settings)
         self.vectors = start_vectors(net)
+        self._condition = None if settings.max_condition is None else ConditionLimit(net, settings.max_condition)
         self.activations: Tensor | None = None
         self.backend = ""
 
@@ -67,7 +68,7 @@ class Step:
         if len(data) == 0:
             raise ValueError("there are no samples to learn from")
         if self._settings.shifts:
-            image_side(data.x.shape[1])
+            shape_of_images(data.x.shape[1], self._net.image_shape)
         if self._settings.reuse_activations:
             self.activations = data.x.new_zeros((len(data), sum(self._net.energy_now().free_sizes)))
 
@@ -129,7 +130,7 @@ class Step:
             None if part is None else part.index_select(0, rows) for part in (label, self.activations, data.weight)
         )
         if self._settings.shifts:
-            x = shifted(x, rows, moment, self._settings.seed, self._settings.shifts)
+            x = shifted(x, rows, moment, self._settings.seed, self._settings.shifts, self._net.image_shape)
         # energies do not depend on progress, and on a device even a division costs a launch
         progress = 0.0 if isinstance(self._objective, EnergyObjective) else moment / total_steps
         return Batch(x, target, label, start, progress=progress, policy=policy), weight
@@ -146,6 +147,7 @@ class Step:
             and isinstance(self._backends[0], SeveralSteps)
             and (hasattr(self._objective, "row_norms") or not hasattr(self._objective, "project"))
             and self._settings.max_weight_norm is None
+            and self._condition is None
             and self._readable(data)
             and all(part is None or part.dtype == self._flat.vector.dtype for part in floats)
         )
@@ -220,6 +222,8 @@ class Step:
             with torch.no_grad():
                 for w, norm in zip(self._net.W[:-1], layer_norms(self._net, self.vectors, 1)[:-1], strict=True):
                     w.mul_((cap / norm).clamp(max=1))
+        if self._condition is not None:
+            self._condition.enforce()
 
     def capturable(self, data: Data) -> bool:
         """Whether a CUDA graph can contain a step: on a CUDA device, with solves and an objective that never synchronise."""

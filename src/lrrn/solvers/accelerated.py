@@ -32,8 +32,8 @@ from lrrn.solvers.half_precision import (
     layer_or_own,
 )
 
-MIN_ROWS = 32
-"""Smallest number of samples per thread."""
+MIN_ROWS, OPERATOR_ROWS = 32, 4
+"""Smallest number of samples per thread, of matrices and of other operators."""
 ABOVE_ESTIMATE = 1.05
 """Factor from the estimated to the assumed largest eigenvalue of a Hessian without a matrix."""
 
@@ -96,10 +96,19 @@ class _Momentum:
         from lrrn.kernels.cpu.momentum import momentum_step
 
         lo, hi = (bound.expand(qp.n_samples, -1) for bound in (qp.lo, qp.hi))
-        given = (qp.q, lo, hi, self._step, self._diagonal, z, ahead, self._t[:, 0])
-        arrays = [tensor.numpy() for tensor in given]
-        for _ in range(sweeps):
-            momentum_step(qp.hessian.matmul(ahead).numpy(), *arrays)
+        by_row = (qp.q, lo, hi), (z, ahead, self._t[:, 0])
+        step, diagonal = self._step.numpy(), self._diagonal.numpy()
+
+        def work(rows: slice) -> None:
+            given, state = ([tensor[rows].numpy() for tensor in group] for group in by_row)
+            for _ in range(sweeps):
+                momentum_step(qp.hessian.matmul(ahead[rows]).numpy(), *given, step, diagonal, *state)
+
+        # products of a matrix have BLAS threads of their own; those of operators are spread over samples
+        if qp.has_matrix:
+            work(slice(None))
+        else:
+            _in_parts(work, z, OPERATOR_ROWS)
         return ahead
 
     def _on_device(self, qp: BoxQP, z: Tensor, ahead: Tensor, sweeps: int) -> Tensor:
@@ -201,7 +210,7 @@ class _Conjugate:
             self._direction = self._direction[rows]
 
 
-def _in_parts(work: Callable[[slice], None], z: Tensor) -> None:
+def _in_parts(work: Callable[[slice], None], z: Tensor, min_rows: int = MIN_ROWS) -> None:
     """Process all rows at once or, on the CPU, a part of them on each thread."""
     if z.device.type != "cpu":
         work(slice(None))
@@ -211,4 +220,4 @@ def _in_parts(work: Callable[[slice], None], z: Tensor) -> None:
         with torch.no_grad(), blas_threads(1):
             work(slice(start, stop))
 
-    over_rows(part, len(z), MIN_ROWS)
+    over_rows(part, len(z), min_rows)
