@@ -1,4 +1,4 @@
-"""Oracle: the matrix of the operator, column by column from torch's conv2d, and its singular values; closed forms; 60 digits."""
+"""Oracle: singular values of the operator's matrix, column by column from torch's conv2d; closed forms; 60 digits."""
 
 from __future__ import annotations
 
@@ -120,6 +120,15 @@ def test_more_than_4096_inputs_and_units(kind, shape, in_shape, stride, padding)
     arguments = kernels(kind, shape), in_shape, stride, padding
     lower = power_iteration(*arguments, steps=60)
     assert lower < convolution_norm(*arguments) <= 1.15 * lower
+
+
+def test_taps_that_only_read_padding_do_not_count():
+    weight, shape = kernels("random", (3, 2, 9, 9)), ((2, 5, 5), 1, 3)
+    loud = weight.clone()
+    loud[..., 0, :] = loud[..., -1] = 1e6
+    assert true_norm(weight, *shape) < 1e3
+    assert true_norm(loud, *shape) < convolution_norm(loud, *shape) < 1e3
+    assert true_norm(loud, *shape) < by_frequency(loud, *shape, crowded=0) < 1e3
 
 
 @pytest.mark.parametrize("n", [2, 5, 100])
@@ -258,9 +267,10 @@ def test_a_wrong_factor_is_not_believed():
 
 def test_residual_of_a_large_factor_is_computed_panel_by_panel():
     n = module.PANEL + 30
-    h = torch.diag(torch.linspace(0, 1, n, dtype=torch.float64))[None]
+    h = torch.eye(n, dtype=torch.float64)[None].clone()
+    h[:, -20:, -20:] *= -1
     assert module._excess(h, 1.001) < 1e-9
     with patch.object(torch.linalg, "cholesky_ex", lambda h: (torch.zeros_like(h), torch.zeros(1, dtype=torch.int32))):
-        # the residual is all of shift I - h
+        # the residual is all of shift I - h, most of it in the last panel
         assert module._excess(h, 1.001) >= float(torch.linalg.matrix_norm(1.001 * torch.eye(n) - h))
     assert module._excess(h, 0.999) == math.inf

@@ -1,9 +1,10 @@
 """Proven upper bounds on the spectral norm of a 2-D convolution with zero padding and stride.
 
-The Gram matrix of a convolution couples neighbouring rows of an image only: it is block tridiagonal. Where the smaller one has at
-most ``EXACT_LIMIT`` rows, its largest eigenvalue is proven as in ``verified``. Otherwise the convolution is a sub-block of one on
-a twisted torus, whose norm is the largest norm of one small matrix per frequency. ``docs/theory/operators.md`` has the proofs;
-equation numbers are those of that page. All computations are in float64 on the CPU, with weights scaled by a power of two.
+The Gram matrix of a convolution couples neighbouring rows of an image only: it is block tridiagonal. Where the smaller one has
+at most ``EXACT_LIMIT`` rows, its largest eigenvalue is proven as in ``verified``. Otherwise the convolution is a sub-block of
+one on a twisted torus, whose norm is the largest norm of one small matrix per frequency. ``docs/theory/operators.md`` has the
+proofs; equation numbers are those of that page. All computations are in float64 on the CPU, with weights scaled by a power of
+two.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
 from functools import cache
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -60,9 +61,9 @@ def convolution_norm(weight: Tensor, in_shape: tuple[int, int, int], stride: int
     Returns
     -------
     float
-        The bound, for exact arithmetic with these weights; infinite if a weight is not finite. It is within 2 % of the norm if there
-        are at most ``EXACT_LIMIT`` inputs or as few units, and within 15 % otherwise, except where a kernel of many channels nearly
-        fills the image.
+        The bound, for exact arithmetic with these weights; infinite if a weight is not finite. It is within 5 % of the norm if
+        there are at most ``EXACT_LIMIT`` inputs or as few units, and usually within 15 % otherwise; it can be loose where a
+        kernel of many channels nearly fills the image.
     """
     weight = weight.detach().to("cpu", torch.float64)
     if not bool(weight.isfinite().all()):
@@ -77,7 +78,8 @@ def convolution_norm(weight: Tensor, in_shape: tuple[int, int, int], stride: int
     exponent = math.frexp(float(w.abs().max()))[1]
     # exact, but for weights that are smaller than the largest one by a factor of 2^-1022: UNDERFLOW exceeds their norm
     w = torch.from_numpy(np.ldexp(w.numpy(), -exponent))
-    n_units, n_pixels = (w.shape[i] * _count(rows[i]) * _count(columns[i]) for i in (0, 1))
+    n_units = w.shape[0] * _count(rows.unit) * _count(columns.unit)
+    n_pixels = w.shape[1] * _count(rows.pixel) * _count(columns.pixel)
     if min(n_units, n_pixels) <= EXACT_LIMIT:
         h, error = _squared(w, rows, columns, of_units=n_units <= n_pixels)
         bound = math.sqrt(largest_eigenvalue(h, error)) * (1 + 4 * EPS)
@@ -102,7 +104,7 @@ def _count(values: Tensor) -> int:
 
 
 def _squared(w: Tensor, rows: Reads, columns: Reads, of_units: bool) -> tuple[BlockTridiagonal, float]:
-    """Return A A^T, of the units, or A^T A, of the pixels, as computed, and a proven bound on the norm of its rounding error."""
+    """Return A A^T, of the units, or A^T A, of the pixels, as computed, and a proven bound on the norm of its error."""
     # rows of the image are coupled if one unit reads both, rows of units if both read one pixel: (2)
     unit, pixel, tap = rows.coarse()
     level = (unit if of_units else pixel) // max(1, int(tap.max()))
@@ -157,7 +159,7 @@ def _gram_of_rows(groups: list[list[int]], rows: Reads, unrolled: Tensor) -> Blo
 
     if len(groups) < 4:
         # below that, a block-tridiagonal factorisation costs more than a dense one
-        groups = [sum(groups, [])]
+        groups = [list(chain.from_iterable(groups))]
     diag = tuple(symmetrised(of_groups(group, group)) for group in groups)
     return BlockTridiagonal(diag, tuple(of_groups(after, before) for before, after in pairwise(groups)))
 
@@ -179,12 +181,12 @@ def _uncrowded(w: Tensor, rows: Reads, columns: Reads) -> tuple[Tensor, Reads, R
 
 
 def _by_frequency(w: Tensor, rows: Reads, columns: Reads) -> float:
-    """Return a bound on the norm by (4): the least, over four twists, of the largest norm of the matrices of all frequencies."""
+    """Return a bound on the norm by (4): the least, over four twists, of the largest norm of all frequencies' matrices."""
     blocks, taps = _blocks(w, rows.stride, columns.stride)
     sizes = tuple(_torus_size(reads) for reads in (rows, columns))
     roots = tuple(_roots(2 * size) for size in sizes)
     best, estimates = torch.empty(0), torch.full((1,), math.inf)
-    for twist in product((0, 1), repeat=2):
+    for twist in product(*((0, 1) if size > 1 else (0,) for size in sizes)):
         phases = _phases(sizes, twist, taps, roots)
         found = torch.cat([_estimates(chunk, blocks) for chunk in _chunks(phases, blocks)])
         if float(found.max()) < float(estimates.max()):
@@ -213,7 +215,7 @@ def _torus_size(reads: Reads) -> int:
 
 
 def _roots(n: int) -> Tensor:
-    """Return exp(2 pi i j / n), j < n, correctly rounded: within 2^(1/2) / 2 units, by Taylor's series with 50 digits."""
+    """Return exp(2 pi i j / n), j < n, rounded from 50 digits of Taylor's series: within 2^(1/2) / 2 units u."""
     with localcontext() as context:
         context.prec = 50
         angle, term, parts = 2 * PI / n, Decimal(1), [Decimal(0), Decimal(0)]
@@ -229,7 +231,8 @@ def _roots(n: int) -> Tensor:
 
 def _phases(sizes: tuple[int, ...], twist: tuple[int, ...], taps: Tensor, roots: tuple[Tensor, ...]) -> Tensor:
     """Return the factors of the taps, of shape (frequencies, taps); of a frequency and its negative, one will do."""
-    # angles are multiples of pi / size, reduced exactly. The product of two roots is within 7 units: 4 of the product, 2 of the roots
+    # angles are multiples of pi / size, reduced exactly. A product of two roots is wrong by at most 7 units u: 4 of its own
+    # rounding and 2 of the roots'
     numbers = [2 * torch.arange(size) + shift for size, shift in zip(sizes, twist, strict=True)]
     numbers[0] = numbers[0][numbers[0] <= sizes[0]]
     first, second = (
@@ -259,8 +262,8 @@ def _estimates(phases: Tensor, blocks: Tensor, steps: int = 12) -> Tensor:
 
 def _transform_error(blocks: Tensor) -> float:
     """Return a bound on the norm of the rounding error of any frequency's matrix, that of its phases included."""
-    # a phase is wrong by at most 7 units u (_phases) and a sum of so many terms by gamma_taps: the real and the imaginary part of
-    # an entry by at most (taps + 8) u sum |w|, and 2^(1/2) u < EPS
+    # a phase is wrong by at most 7 units u (_phases) and a sum of so many terms by gamma_taps: the real and the imaginary part
+    # of an entry by at most (taps + 8) u sum |w|, and 2^(1/2) u < EPS
     return (len(blocks) + 8) * EPS * float(torch.linalg.vector_norm(blocks.abs().sum(0)))
 
 
@@ -278,7 +281,7 @@ def _largest_square(phases: Tensor, blocks: Tensor, estimate: float) -> float:
 
 
 def _hermitian_squares(phases: Tensor, blocks: Tensor) -> tuple[Tensor, float]:
-    """Return B B^* of every frequency's matrix B as computed, as a real symmetric matrix of twice the size, and a bound on its error."""
+    """Return B B^* of each frequency's matrix B, as real symmetric matrices of twice the size, and a bound on their error."""
     real, imaginary = (torch.tensordot(part.contiguous(), blocks, 1) for part in (phases.real, phases.imag))
     both = torch.cat([real, imaginary], -1)
     even, cross = gram(both), imaginary @ real.mT
@@ -290,7 +293,7 @@ def _hermitian_squares(phases: Tensor, blocks: Tensor) -> tuple[Tensor, float]:
 
 
 def _excess(h: Tensor, shift: float) -> float:
-    """Return a number d for which shift + d is proven to exceed all eigenvalues of a batch of matrices; infinite if none is found.
+    """Return d such that no eigenvalue of a batch of matrices is above shift + d, proven; infinite if no such number is found.
 
     If shift I - h = F F^T + R, no eigenvalue of h exceeds shift + |R|, whatever computed F (``BlockCholesky.defect``).
     """
@@ -306,7 +309,8 @@ def _excess(h: Tensor, shift: float) -> float:
         rows = slice(end - PANEL, end)
         left = torch.baddbmm(shifted[:, rows, :end], factor[:, rows, :end], factor[:, :end, :end].mT, alpha=-1)
         squares += 2 * left.square().sum((1, 2))
-    # of R: gamma_(n + 1) (|F|_F^2 + |shifted|_F) in norm; of the shifted diagonal: u |shifted|_F
+    # rounding of the lower triangle of R, 2^(1/2) gamma_(n + 1) (|F|_F^2 + |shifted|_F), and of the diagonal, u |shifted|_F,
+    # are together less than 2 (n + 4) u times that sum; a sum of so many squares has a relative error of n^2 u at most
     size = factor.square().sum((1, 2)) + torch.linalg.matrix_norm(shifted)
-    defect = float((squares.sqrt() * (1 + 1e-10) + (n + 4) * EPS * size).max())
+    defect = float((squares.sqrt() * (1 + n * n * EPS) + (n + 4) * EPS * size).max())
     return defect + n * n * torch.finfo(torch.float64).smallest_normal if defect < math.inf else math.inf
