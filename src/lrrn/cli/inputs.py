@@ -78,10 +78,17 @@ def height_and_width(image: str) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def image_shape(data: str, image: str | None, n_features: int) -> tuple[int, int] | None:
-    """Return the shape of samples that are images: the one given, or a square for a named data set."""
+def image_shape(
+    data: str, image: str | None, n_features: int, of_model: tuple[int, int, int] | None = None
+) -> tuple[int, int] | None:
+    """Return the shape of samples that are images: the one given, the model's, or a square for a named data set.
+
+    Images with several channels have none.
+    """
     from lrrn import datasets
 
+    if image is None and of_model is not None:
+        return of_model[1:] if of_model[0] == 1 else None
     if image is None:
         side = round(n_features**0.5)
         return (side, side) if data in datasets.NAMES else None

@@ -73,6 +73,24 @@ def _widths(text: str, option: str) -> tuple[int, ...]:
     return numbers(text, int, option)
 
 
+def _image(text: str, option: str) -> tuple[int, ...]:
+    found = numbers(text, int, option)
+    if len(found) != 3 or min(found) < 1:
+        raise typer.BadParameter(f"{option} should be CHANNELS,HEIGHT,WIDTH, such as 3,32,32; got {text!r}")
+    return found
+
+
+def convolutions(texts: list[str] | None) -> list[tuple[int, ...]]:
+    """Return what --conv names: channels, kernel and, where given, stride, padding and pool."""
+    found = [numbers(text, int, "--conv") for text in texts or ()]
+    for text, each in zip(texts or (), found, strict=True):
+        if not 2 <= len(each) <= 5:
+            raise typer.BadParameter(
+                f"--conv should be CHANNELS,KERNEL[,STRIDE[,PADDING[,POOL]]], such as 512,8,4; got {text!r}"
+            )
+    return found
+
+
 def _one_or_more(text: str, option: str) -> float | tuple[float, ...]:
     found = numbers(text, float, option)
     return found[0] if len(found) == 1 else found
@@ -130,12 +148,14 @@ of_classifier = partial(Parameter, kinds=(Kind.classifier,))
 PARAMETERS = {
     "Model": (
         Parameter("hidden_sizes", str, "Widths of the hidden layers: 64,64.", _widths, aliases=("--hidden",)),
+        Parameter("image_shape", str, "Channels, height and width, if samples are images: 3,32,32.", _image),
         Parameter("beta", str, "Weight of the reconstruction terms; or one per layer, separated by commas.", _one_or_more),
         Parameter("gamma", float, "Discount of later layers."),
         Parameter("constraint", str, "Set of the hidden activations: free, nonneg, box, or LOW,HIGH.", _name_or_interval),
         Parameter("init", str, "Initial weights.", choices=("glorot", "orthogonal", "uniform")),
         Parameter("dtype", str, "Type of the weights.", choices=("float32", "float64")),
         Parameter("max_weight_norm", float, "Cap on the spectral norm of hidden weights."),
+        Parameter("max_condition", float, "Cap on the condition number of the Hessian, by scaling hidden weights."),
         Parameter(
             "max_output_norm",
             str,
@@ -192,7 +212,7 @@ PARAMETERS = {
         Parameter("validation_fraction", float, "Share of the training data that early stopping holds out."),
         Parameter("n_iter_no_change", int, "Epochs without improvement before early stopping.", least=1),
         Parameter("max_seconds", float, "End training after this many seconds."),
-        Parameter("shifts", int, "Shift square images at random by up to this many pixels.", least=0),
+        Parameter("shifts", int, "Shift images, square or of --image-shape, at random by up to this many pixels.", least=0),
     ),
     "Solver": (
         Parameter("tol", float, "Tolerance of the solves during training."),

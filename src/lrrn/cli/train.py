@@ -10,7 +10,7 @@ import typer
 from lrrn.cli.inputs import DataSource, device_name, height_and_width, image_shape, one_size, train_and_test
 from lrrn.cli.options import Delimiter, Device, Drop, ImageShape, JsonFile, Kind, PageFile, Root, Source, Target
 from lrrn.cli.output import check_distinct, console, errors_explained, publish, writable
-from lrrn.cli.parameters import parsed, with_parameters
+from lrrn.cli.parameters import convolutions, parsed, with_parameters
 
 
 @with_parameters
@@ -34,6 +34,13 @@ def train(
         ),
     ] = None,
     image: ImageShape = None,
+    conv: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A hidden layer that is a convolution, CHANNELS,KERNEL[,STRIDE[,PADDING[,POOL]]], in front of --hidden-sizes; "
+            "may be given several times."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", "--random-state", help="Seed of all random numbers.")] = 0,
     device: Device = "auto",
     json_file: JsonFile = None,
@@ -49,6 +56,7 @@ def train(
         if kind is Kind.energy:
             raise typer.BadParameter("--eps does not apply to --model energy")
         values["eps"] = size
+    layers = convolutions(conv)
     if resume and checkpoint is None:
         raise typer.BadParameter("--resume needs --checkpoint to name the file to continue from")
     json_file, page, output = writable(json_file), writable(page), writable(output)
@@ -66,12 +74,14 @@ def train(
     from lrrn.reports.evaluation import KEPT_SAMPLES, evaluate, reference_of
     from lrrn.runtime.ranks import joined
 
-    model = _estimator(kind, values)
+    model = _estimator(kind, values, layers)
     model.set_params(checkpoint=writable(checkpoint), resume=resume, log=writable(log))
     model.set_params(random_state=seed, device=where, verbose=1)
     with errors_explained(checkpoint), joined(where) as ranks:
         (X, y), (X_test, y_test), names = train_and_test(source, test_share, seed, kind)
-        shape = image_shape(data, image, X.shape[1])
+        if model.image_shape is None and layers and source.is_named:
+            model.set_params(image_shape=(1, *image_shape(data, None, X.shape[1])))  # type: ignore[misc]
+        shape = image_shape(data, image, X.shape[1], model.image_shape)
         if parameters["standardize"] is None:
             inside = X.min() >= 0 and X.max() <= 1
             model.set_params(standardize="features" if shape is None else not inside)
@@ -92,9 +102,17 @@ def train(
         console.print(f"saved to {output}")
 
 
-def _estimator(kind: Kind, values: dict[str, Any]) -> Any:
-    """Return an estimator with these parameters."""
+def _estimator(kind: Kind, values: dict[str, Any], convolutions: list[tuple[int, ...]]) -> Any:
+    """Return an estimator with these parameters, and convolutions in front of its other hidden layers."""
     from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
+    from lrrn.network import Conv
+
+    if convolutions:
+        try:
+            layers = [Conv(*each) for each in convolutions]
+        except ValueError as error:
+            raise typer.BadParameter(f"--conv: {error}") from None
+        values = {**values, "hidden_sizes": (*layers, *values.get("hidden_sizes", ()))}
 
     classes: dict[Kind, Any] = {Kind.classifier: LRRNClassifier, Kind.regressor: LRRNRegressor, Kind.energy: LRRNEnergyModel}
     return classes[kind](**values)

@@ -31,7 +31,8 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
     Parameters
     ----------
     hidden_sizes : int, Conv, or tuple of these, default=(32, 32)
-        Widths of the layers, or convolutions, which need ``image_shape``; :meth:`transform` returns the activations of the last.
+        Widths of the layers, or convolutions, which need ``image_shape``. :meth:`transform` returns the activations of the
+        last.
     beta : float or tuple of float, default=1.0
         Weights of the reconstruction terms; a single number means (beta, ..., beta).
     gamma : float, default=1/8

@@ -19,7 +19,7 @@ from lrrn.linalg.operators import Operator
 from lrrn.linalg.verified import EPS
 from lrrn.runtime.lazy import lazy
 
-POWER_STEPS = 24
+POWER_STEPS = 10
 """Steps of the power iteration that estimates the largest eigenvalue."""
 
 

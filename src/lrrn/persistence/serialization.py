@@ -16,7 +16,8 @@ from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.estimators._base import STANDARDIZE, LiftedEstimator
 from lrrn.estimators.affine import split
 from lrrn.estimators.objectives import OBJECTIVES
-from lrrn.network import LRRN
+from lrrn.network import LRRN, Conv
+from lrrn.network.layers import Architecture, checked_architecture, layer_shapes
 from lrrn.network.solution import ON_FAILURE
 from lrrn.persistence import pipelines
 from lrrn.persistence.reference import PREFIX, Reference
@@ -154,8 +155,8 @@ def load_reference(path: str | os.PathLike[str]) -> Reference | None:
     if "reference" not in header:
         return None
     try:
-        sizes = header["network"]["sizes"]
-        return Reference.unpack(tensors, header["reference"], sizes[0], sizes[-1])
+        layers = layer_shapes(_architecture(header["network"]))
+        return Reference.unpack(tensors, header["reference"], layers[0].columns, layers[-1].rows)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise storage.FileFormatError(f"{path} is damaged: its reference does not fit its model ({error})") from error
 
@@ -230,7 +231,7 @@ def _is_scale(value: Any, length: int, by_feature: bool) -> bool:
 def _structure(net: LRRN) -> dict[str, Any]:
     to_dtype(str(net.W[0].dtype).removeprefix("torch."))  # raises for a dtype that load cannot read
     return {
-        "sizes": list(net.sizes),
+        "sizes": [plain(size) if isinstance(size, Conv) else size for size in net.architecture],
         "beta": list(net.beta),
         "gamma": net.gamma,
         "intervals": [[repr(i.lo), repr(i.hi)] for i in net.intervals],
@@ -243,12 +244,20 @@ def _structure(net: LRRN) -> dict[str, Any]:
     }
 
 
+def _architecture(structure: dict[str, Any]) -> Architecture:
+    """Return the sizes of a network as :class:`LRRN` takes them."""
+    sizes = structure["sizes"]
+    if not isinstance(sizes, list):
+        raise ValueError(f"sizes is {sizes!r}")
+    return checked_architecture([restored(size) if isinstance(size, dict) else size for size in sizes])
+
+
 def _network(structure: dict[str, Any], tensors: dict[str, Tensor], device: str) -> LRRN:
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
-    sizes = structure["sizes"]
-    for k, shape in enumerate(zip(sizes[1:], sizes[:-1], strict=True)):
-        if tensors[f"W.{k}"].shape != shape:  # check before allocating memory for the sizes in the header
-            raise ValueError(f"W.{k} is of shape {tuple(tensors[f'W.{k}'].shape)}, not {shape}")
+    architecture = _architecture(structure)
+    for k, layer in enumerate(layer_shapes(architecture)):
+        if tensors[f"W.{k}"].shape != layer.weight_shape:  # check before allocating memory for the sizes in the header
+            raise ValueError(f"W.{k} is of shape {tuple(tensors[f'W.{k}'].shape)}, not {layer.weight_shape}")
     if structure["solver"] not in ("auto", *SOLVERS):
         raise ValueError(f"unknown solver {structure['solver']!r}")
     if not (_is_count(structure["max_sweeps"]) and structure["max_sweeps"] > 0):
@@ -257,7 +266,7 @@ def _network(structure: dict[str, Any], tensors: dict[str, Tensor], device: str)
         raise ValueError(f"tol is {structure['tol']!r}")
     intervals = [Interval(float(lo), float(hi)) for lo, hi in structure["intervals"]]
     net = LRRN(
-        structure["sizes"],
+        architecture,
         beta=structure["beta"],
         gamma=structure["gamma"],
         constraint=intervals[:-1],

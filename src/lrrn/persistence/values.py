@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
 from lrrn.energy.constraints import Interval
+from lrrn.network import Conv
 
 MAX_BYTES = 2**28
 """Largest array, in bytes, that a header may declare."""
@@ -19,6 +21,8 @@ def plain(value: Any) -> Any:
         return {"array": value.tolist(), "dtype": value.dtype.str if value.dtype != object else "object"}
     if isinstance(value, tuple):
         return {"tuple": [plain(item) for item in value]}
+    if isinstance(value, Conv):
+        return {"conv": list(astuple(value))}
     if isinstance(value, Interval):
         return {"tuple": [repr(value.lo), repr(value.hi)], "of": "interval"}
     if isinstance(value, dict):
@@ -34,6 +38,8 @@ def restored(value: Any) -> Any:
         return [restored(item) for item in value]
     if not isinstance(value, dict):
         return value
+    if "conv" in value:
+        return Conv(*value["conv"])
     if "array" in value:
         return _array(value["array"], value["dtype"])
     if value.get("of") == "interval":

@@ -34,7 +34,7 @@ from lrrn.solvers.half_precision import (
 
 MIN_ROWS, OPERATOR_ROWS = 32, 4
 """Smallest number of samples per thread, of matrices and of other operators."""
-ABOVE_ESTIMATE = 1.05
+ABOVE_ESTIMATE = 1.1
 """Factor from the estimated to the assumed largest eigenvalue of a Hessian without a matrix."""
 
 
@@ -46,9 +46,14 @@ class Accelerated:
     patience = 5
 
     def chunk(self, qp: BoxQP) -> int:
-        """Return 24, or twice that where a residual check costs as much as many steps, or where steps check it themselves."""
+        """Return 24, or twice that where a residual check costs as much as many steps, or where steps check it themselves.
+
+        A check without a matrix costs one step of them.
+        """
         if fits_on_chip(qp):
             return 24
+        if not qp.has_matrix:
+            return 12
         return LONGEST if fits_in_rows(qp) or (qp.linear and qp.q.device.type == "cpu") else 24
 
     def obstacle(self, qp: BoxQP) -> str | None:
