@@ -40,6 +40,8 @@ def test_products_are_those_of_the_matrix(layer, dtype, device):
     assert torch.allclose(operator.added(constant, x.to(device), 0.5), constant + 0.5 * operator.apply(x.to(device)))
     single = operator.adjoint_added(x[0].to(device), y[0].to(device), -2.0)
     assert torch.allclose(single, x[0].to(device) - 2 * operator.adjoint(y[:1].to(device))[0], atol=1e-4)
+    nothing = operator.adjoint(operator.apply(x[:0].to(device)))
+    assert nothing.shape == (0, layer.columns)
     assert torch.allclose(operator.dense().cpu().double(), matrix.to(dtype).double(), rtol=UNIT[dtype], atol=0)
 
 
