@@ -1,0 +1,380 @@
+"""Linear operators: what the weights of a layer do, by products only.
+
+A layer's weights are a matrix, a convolution, or either of them after average pooling. Energies, solvers and bounds use an
+operator through its products with vectors, so that no matrix of the size of a convolution's units is ever built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lrrn.linalg import verified
+from lrrn.linalg.convolution_norm import convolution_norm
+from lrrn.runtime.lazy import lazy
+from lrrn.runtime.precision import in_full_precision
+
+_UP = 1 + 1e-12
+"""Factor that covers the rounding of sums and products of float64 numbers of one sign."""
+
+
+class Operator(Protocol):
+    """A linear map A between vectors, given by a weight tensor.
+
+    Rows of arguments and results are samples. Every product is a sum of products of two numbers, in some order: transforms such
+    as Winograd's, whose rounding is larger, are not used in float64.
+    """
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameters."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Lengths of the output and of the input, as of the matrix."""
+        ...
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return A x for rows of ``x``, of shape (n, columns); differentiable."""
+        ...
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Return A^T y for rows of ``y``, of shape (n, rows); differentiable."""
+        ...
+
+    def outer(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return the derivative of the sum over samples of y^T A x in the weight."""
+        ...
+
+    def squares(self) -> tuple[Tensor, Tensor]:
+        """Return the sums of squared entries of every row and of every column, of shapes (rows,) and (columns,)."""
+        ...
+
+    def norm(self) -> float:
+        """Return a proven upper bound on the spectral norm."""
+        ...
+
+    @property
+    def size(self) -> float:
+        """Upper bound on the spectral norm of the matrix of absolute values, to which rounding errors are relative."""
+        ...
+
+    @property
+    def terms(self) -> int:
+        """Largest number of products that are summed up to an entry of A x or of A^T y."""
+        ...
+
+    def dense(self) -> Tensor:
+        """Return the matrix, of shape (rows, columns); differentiable in the weight."""
+        ...
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """A matrix, of shape (rows, columns)."""
+
+    weight: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the matrix."""
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @in_full_precision
+    def apply(self, x: Tensor) -> Tensor:
+        """Return A x for rows of ``x``."""
+        return x @ self.weight.mT
+
+    @in_full_precision
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Return A^T y for rows of ``y``."""
+        return y @ self.weight
+
+    @in_full_precision
+    def outer(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return the sum over samples of y x^T."""
+        return y.mT @ x
+
+    def squares(self) -> tuple[Tensor, Tensor]:
+        """Return the squared norms of rows and of columns."""
+        squared = self.weight.detach().square()
+        return squared.sum(1), squared.sum(0)
+
+    def norm(self) -> float:
+        """Return a proven upper bound on the spectral norm, by a verified factorisation."""
+        return verified.spectral_norm(self.weight)
+
+    @lazy
+    def size(self) -> float:
+        """Frobenius norm."""
+        return float(torch.linalg.vector_norm(self.weight.detach())) * _UP
+
+    @property
+    def terms(self) -> int:
+        """Length of a row or column."""
+        return max(self.shape)
+
+    def dense(self) -> Tensor:
+        """Return the weight."""
+        return self.weight
+
+
+@contextmanager
+def _plain_sums(like: Tensor) -> Iterator[None]:
+    """Keep float64 convolutions on a GPU from fast algorithms whose rounding errors are not those of sums of products."""
+    if like.device.type == "cuda" and like.dtype == torch.float64:
+        with torch.backends.cudnn.flags(enabled=False):
+            yield
+    else:
+        yield
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Conv2d:
+    """A 2-D convolution with zero padding, as of ``torch.nn.Conv2d`` without bias, on flattened images.
+
+    Parameters
+    ----------
+    weight : Tensor of shape (channels, in_channels, kernel, kernel)
+    in_shape : (in_channels, height, width)
+    stride, padding : int
+    """
+
+    weight: Tensor
+    in_shape: tuple[int, int, int]
+    stride: int = 1
+    padding: int = 0
+
+    @lazy
+    def out_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the output."""
+        _, height, width = self.in_shape
+        kernel = self.weight.shape[-1]
+        return self.weight.shape[0], self._along(height, kernel), self._along(width, kernel)
+
+    def _along(self, length: int, kernel: int) -> int:
+        return (length + 2 * self.padding - kernel) // self.stride + 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of units and of inputs."""
+        return math.prod(self.out_shape), math.prod(self.in_shape)
+
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        images = x.reshape(-1, *self.in_shape)
+        with _plain_sums(x):
+            return functional.conv2d(images, weight, stride=self.stride, padding=self.padding).flatten(1)
+
+    def _transpose(self, y: Tensor, weight: Tensor) -> Tensor:
+        kernel = weight.shape[-1]
+        # rows and columns at the end that no kernel position reaches
+        missed = [(length + 2 * self.padding - kernel) % self.stride for length in self.in_shape[1:]]
+        maps = y.reshape(-1, *self.out_shape)
+        with _plain_sums(y):
+            return functional.conv_transpose2d(
+                maps, weight, stride=self.stride, padding=self.padding, output_padding=missed
+            ).flatten(1)
+
+    @in_full_precision
+    def apply(self, x: Tensor) -> Tensor:
+        """Return the convolution of every row of ``x``."""
+        return self._convolve(x, self.weight)
+
+    @in_full_precision
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Return the transposed convolution of every row of ``y``."""
+        return self._transpose(y, self.weight)
+
+    @in_full_precision
+    def outer(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return the derivative of the sum over samples of y^T A x in the kernels."""
+        with _plain_sums(x):
+            return torch.nn.grad.conv2d_weight(
+                x.reshape(-1, *self.in_shape),
+                self.weight.shape,  # type: ignore[arg-type]
+                y.reshape(-1, *self.out_shape),
+                stride=self.stride,
+                padding=self.padding,
+            )
+
+    def squares(self) -> tuple[Tensor, Tensor]:
+        """Convolve ones with the squared kernels."""
+        squared = self.weight.detach().square()
+        rows, columns = self.shape
+        ones = squared.new_ones
+        return self._convolve(ones((1, columns)), squared)[0], self._transpose(ones((1, rows)), squared)[0]
+
+    def norm(self) -> float:
+        """Return a proven upper bound on the spectral norm."""
+        return convolution_norm(self.weight, self.in_shape, self.stride, self.padding)
+
+    @lazy
+    def size(self) -> float:
+        """Schur's test: the geometric mean of the largest row sum and the largest column sum of absolute values."""
+        sums = self.weight.detach().to(torch.float64).abs()
+        by_row, by_column = float(sums.sum((1, 2, 3)).max()), float(sums.sum((0, 2, 3)).max())
+        return math.sqrt(by_row) * math.sqrt(by_column) * _UP
+
+    @property
+    def terms(self) -> int:
+        """Entries of a kernel, or kernel positions that reach a pixel in all channels."""
+        channels, inputs, kernel, _ = self.weight.shape
+        reach = -(-kernel // self.stride)
+        return max(inputs * kernel * kernel, channels * reach * reach)
+
+    def dense(self) -> Tensor:
+        """Gather the entries of the kernels that stand at every place of the matrix."""
+        places = _places(tuple(self.weight.shape), self.in_shape, self.out_shape, self.stride, self.padding)
+        return torch.cat([self.weight.reshape(-1), self.weight.new_zeros(1)])[places.to(self.weight.device)]
+
+
+@lru_cache(maxsize=8)
+def _places(
+    weight: tuple[int, ...], below: tuple[int, int, int], above: tuple[int, int, int], stride: int, padding: int
+) -> Tensor:
+    """Return where in the flat weight each entry of the matrix is, of shape (rows, columns); one past the end for zeros."""
+    (channels, inputs, kernel, _), (_, height, width), (_, rows, columns) = weight, below, above
+    last = math.prod(weight)
+    number = torch.arange(last).view(weight)
+    places = torch.full((channels, rows, columns, inputs, height, width), last)
+    for i in range(rows):
+        for j in range(columns):
+            top, left = i * stride - padding, j * stride - padding
+            up, down, start, end = max(top, 0), min(top + kernel, height), max(left, 0), min(left + kernel, width)
+            places[:, i, j, :, up:down, start:end] = number[:, :, up - top : down - top, start - left : end - left]
+    return places.view(math.prod(above), math.prod(below))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Pooled:
+    """An operator after average pooling of its input images, scaled to norm one.
+
+    The windows do not overlap, and entries are 1 / pool, so that the pooling P has P P^T = I. Rows and columns of images that
+    fill no window are dropped.
+    """
+
+    inner: Operator
+    in_shape: tuple[int, int, int]
+    pool: int
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameters of the operator behind the pooling."""
+        return self.inner.weight
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of units and of inputs."""
+        return self.inner.shape[0], math.prod(self.in_shape)
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        return functional.avg_pool2d(x.reshape(-1, *self.in_shape), self.pool).flatten(1).mul(self.pool)
+
+    def _spread(self, y: Tensor) -> Tensor:
+        channels, height, width = self.in_shape
+        small = y.reshape(-1, channels, height // self.pool, width // self.pool) / self.pool
+        large = small.repeat_interleave(self.pool, 2).repeat_interleave(self.pool, 3)
+        return functional.pad(large, (0, width - large.shape[3], 0, height - large.shape[2])).flatten(1)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Pool and apply the operator."""
+        return self.inner.apply(self._pooled(x))
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Apply the adjoint and spread every entry over its window."""
+        return self._spread(self.inner.adjoint(y))
+
+    def outer(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return the derivative in the weight, at pooled inputs."""
+        return self.inner.outer(y, self._pooled(x))
+
+    def squares(self) -> tuple[Tensor, Tensor]:
+        """Return the squared norms of rows, which pooling keeps, and of columns, which it divides by the size of a window."""
+        rows, columns = self.inner.squares()
+        return rows, self._spread(columns[None])[0] / self.pool
+
+    def norm(self) -> float:
+        """Return that of the operator: pooling has norm one."""
+        return self.inner.norm()
+
+    @property
+    def size(self) -> float:
+        """That of the operator: entries of the pooling are not negative, and its norm is one."""
+        return self.inner.size
+
+    @property
+    def terms(self) -> int:
+        """Products of the operator, and of pooling."""
+        return self.inner.terms + self.pool * self.pool + 2
+
+    def dense(self) -> Tensor:
+        """Return the matrix: every row of the operator's, spread."""
+        return self._spread(self.inner.dense())
+
+
+@final
+@dataclass(frozen=True)
+class LayerShape:
+    """How the weights of a layer act: shapes of input, output and weights, and the geometry between them.
+
+    Parameters
+    ----------
+    in_shape, out_shape : tuple of int
+        A width, or channels, height and width.
+    weight_shape : tuple of int
+        (rows, columns), or (channels, in_channels, kernel, kernel).
+    stride, padding : int
+        Of a convolution.
+    pool : int
+        Side of the windows of average pooling in front of the weights; 1 is none.
+    """
+
+    in_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    stride: int = 1
+    padding: int = 0
+    pool: int = 1
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the operator is a plain matrix."""
+        return len(self.weight_shape) == 2 and self.pool == 1
+
+    @property
+    def convolves(self) -> bool:
+        """Whether the weights are kernels, with one bias per channel."""
+        return len(self.weight_shape) == 4
+
+    @property
+    def columns(self) -> int:
+        """Number of inputs."""
+        return math.prod(self.in_shape)
+
+    @property
+    def rows(self) -> int:
+        """Number of units."""
+        return math.prod(self.out_shape)
+
+    def operator(self, weight: Tensor) -> Operator:
+        """Return the operator with these weights."""
+        if self.is_dense:
+            return Dense(weight)
+        if not self.convolves:
+            return Pooled(Dense(weight), self.in_shape, self.pool)  # type: ignore[arg-type]
+        channels, height, width = self.in_shape
+        images = channels, height // self.pool, width // self.pool
+        convolution = Conv2d(weight, images, self.stride, self.padding)
+        return convolution if self.pool == 1 else Pooled(convolution, (channels, height, width), self.pool)
