@@ -1,0 +1,262 @@
+"""Maximises the shared dual with one multiplier per layer, by products with the layers' operators.
+
+For fixed multipliers of the products, the dual is a concave quadratic function of the coefficients p of v and r of w plus
+bounds and slopes of single unknowns. Its gradient is the minimiser of the Lagrangian: v in p and w + g in r. That minimiser
+has a closed form for one layer with the multiplier that needs no inverse, and comes from conjugate gradients otherwise.
+Accelerated proximal gradients with restarts maximise the dual for a batch. A bound is proven for whatever is returned, so
+float32 will do, and the rules that stop the iteration depend on no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+import torch
+from torch import Tensor
+
+from lrrn.certificates.block_multipliers import without_norms
+from lrrn.runtime.lazy import lazy
+
+if TYPE_CHECKING:
+    from lrrn.certificates.matrix_free import Pulls
+
+STRIDE, LONGEST = 20, 1500
+"""Iterations between two evaluations of the dual, and their largest number."""
+GAIN = 2e-4
+"""A sample stops when a stride raises the dual by less than this fraction."""
+INNER, FINAL = 4, 400
+"""Steps of conjugate gradients per iteration, from the last minimiser, and the largest number of them for a proof."""
+CLOSE = {torch.float32: 1e-5, torch.float64: 1e-11}
+"""Relative residual at which conjugate gradients stop when an accurate minimiser is asked for."""
+BALANCE = 2.0
+"""Step of r relative to that of p, each in units of its own curvature."""
+ROUNDS, SAFETY = 30, 1.1
+"""Iterations for estimating a largest curvature, and the factor by which steps are shortened, since the estimate is low."""
+
+
+@final
+class MatrixFreeSolver:
+    """The dual of a network's Lagrangian in the dtype of its operators; common to all samples and pairs of outputs.
+
+    Parameters
+    ----------
+    pulls : Pulls
+        Gradients of the energy.
+    scalars : sequence of float
+        Multipliers of the products, one per layer.
+    below, above, fixed : Tensor of shape (dim,)
+        Which units have a lower and an upper bound, and which cannot move.
+    """
+
+    def __init__(self, pulls: Pulls, scalars: Sequence[float], below: Tensor, above: Tensor, fixed: Tensor) -> None:
+        self.pulls, self.below, self.above, self.fixed = pulls, below, above, fixed
+        like = pulls.operators[0].weight
+        self.dtype = like.dtype
+        self.lam = torch.cat([like.new_full((n,), s) for n, s in zip(pulls.sizes, scalars, strict=True)])
+        simple = without_norms(pulls.beta[0], pulls.discounts[0])
+        self.simple = len(scalars) == 1 and scalars[0] == simple
+
+    def response(
+        self, p: Tensor, r: Tensor, start: tuple[Tensor, Tensor] | None = None, accurate: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return v and w of the Lagrangian's minimiser, for coefficients p of v and r of w; approximately, from ``start``."""
+        return self._closed(p, r) if self.simple else self._iterated(p, r, start, accurate)
+
+    def _closed(self, p: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """One layer: the form in v, after minimising over u, is a multiple of the identity."""
+        pulls, lam = self.pulls, float(self.lam[0])
+        operator, a, beta = pulls.operators[0], pulls.discounts[0], pulls.beta[0]
+        t = operator.adjoint(r)
+        b = p + a * r + (a * beta - lam * (a * (1 + beta)) ** 2 / 2) * operator.apply(t)
+        v = b / (-2 * lam * a)
+        back = operator.adjoint(v)
+        u = (lam * back + t) * (a * (1 + beta) / 2)
+        return v, a * (v + operator.apply(beta * back - (1 + beta) * u))
+
+    def _slope(self, v: Tensor, r: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the derivative of the form and of r^T w in v, at the best u, and w."""
+        weight = self.lam * v if r is None else self.lam * v + r
+        back, toward = self.pulls.at_rest(weight)
+        w = self.pulls.of_v(toward / 2, v)
+        return self.lam * w + back, w
+
+    def _iterated(self, p: Tensor, r: Tensor, start: tuple[Tensor, Tensor] | None, accurate: bool) -> tuple[Tensor, Tensor]:
+        """Conjugate gradients, preconditioned by the diagonal."""
+        v = torch.zeros_like(p) if start is None else start[0]
+        slope, w = self._slope(v, r)
+        residual = -(slope + p)
+        ahead = self.inverse_diagonal * residual
+        direction, energy = ahead, (residual * ahead).sum(-1, keepdim=True)
+        enough = CLOSE[self.dtype] ** 2 * energy.clamp(min=1e-300 if self.dtype == torch.float64 else 1e-30)
+        for k in range(FINAL if accurate else INNER):
+            bent, w_step = self._slope(direction, None)
+            # a direction without curvature is zero: its sample has converged
+            step = energy / (direction * bent).sum(-1, keepdim=True).clamp(min=1e-300 if self.dtype == torch.float64 else 1e-37)
+            v, w, residual = v + step * direction, w + step * w_step, residual - step * bent
+            ahead = self.inverse_diagonal * residual
+            now = (residual * ahead).sum(-1, keepdim=True)
+            if accurate and k % 10 == 9 and bool((now <= enough).all()):
+                break
+            direction = ahead + torch.where(energy > 0, now / energy, 0.0) * direction
+            energy = now
+        return v, w
+
+    @lazy
+    def inverse_diagonal(self) -> Tensor:
+        """Inverse diagonal of twice the form in v after minimising over u."""
+        pulls = self.pulls
+        squares = [operator.squares() for operator in pulls.operators]
+        blocks = []
+        for k, (rows, _) in enumerate(squares):
+            block = pulls.discounts[k] * (1 + pulls.beta[k] * rows)
+            if k + 1 < len(squares):
+                block = block + pulls.discounts[k + 1] * (squares[k + 1][1] + pulls.beta[k + 1])
+            blocks.append(block)
+        diagonal = 2 * self.lam * torch.cat(blocks)
+        first = pulls.sizes[0]
+        gain = pulls.discounts[0] * (1 + pulls.beta[0])
+        diagonal[:first] -= (self.lam[:first] * gain).square() * squares[0][0] / 2
+        return 1 / diagonal.clamp(min=1e-30)
+
+    @lazy
+    def steps(self) -> tuple[Tensor, Tensor]:
+        """Step lengths of p and of r, one number per layer each."""
+        blocks = []
+        for part in range(2):
+            sizes = []
+            for k, n in enumerate(self.pulls.sizes):
+                keep = torch.zeros_like(self.lam)
+                keep[sum(self.pulls.sizes[:k]) :][:n] = 1.0
+                sizes.append(self._curvature(*((keep, keep * 0) if part == 0 else (keep * 0, keep))))
+            blocks.append(torch.cat([self.lam.new_full((n,), 1 / c) for n, c in zip(self.pulls.sizes, sizes, strict=True)]))
+        p, r = blocks[0], blocks[1] * BALANCE**2
+        whole = self._curvature(p.sqrt(), r.sqrt()) * SAFETY
+        return p / whole, r / whole
+
+    def _curvature(self, p_scale: Tensor, r_scale: Tensor) -> float:
+        """Estimate the largest curvature of the dual in scaled unknowns, by power iteration; not a bound."""
+        random = torch.randn((2, len(self.lam)), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        p, r = random.to(self.lam).split(1)
+        size = self.lam.new_ones(())
+        for _ in range(ROUNDS):
+            v, w = self.response(p * p_scale / size, r * r_scale / size, accurate=True)
+            p, r = -v * p_scale, -w * r_scale
+            size = (p.square().sum() + r.square().sum()).sqrt().clamp(min=1e-30)
+        return float(size)
+
+    def maximised(
+        self, c: Tensor, lead: Tensor, low: Tensor, high: Tensor, slack: Tensor, goal: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sigma, p and r in float64, approximately optimal or with a dual above ``goal``.
+
+        Parameters
+        ----------
+        c : Tensor of shape (n, dim)
+            Coefficients of v in the leads.
+        lead, goal : Tensor of shape (n,)
+        low, high, slack : Tensor of shape (n, dim)
+            Distances of the units from their bounds, and H z - q.
+        """
+        # the solution is proportional to lead, distances and slack
+        unit = lead[:, None]
+        run = _Run(
+            self,
+            c.to(self.dtype),
+            torch.where(self.below, low / unit, math.inf).to(self.dtype),
+            (high / unit).to(self.dtype),
+            (slack / unit).to(self.dtype),
+            (goal / lead.square()).to(self.dtype),
+        )
+        sigma, p, r = (t.to(torch.float64) for t in run.best())
+        return sigma * lead, p * unit, r * unit
+
+
+@final
+class _Run:
+    """One batch, with leads of one: accelerated proximal gradients with a restart wherever momentum points downhill."""
+
+    def __init__(self, solver: MatrixFreeSolver, c: Tensor, low: Tensor, high: Tensor, slack: Tensor, goal: Tensor) -> None:
+        self.solver, self.goal = solver, goal
+        lam = solver.lam
+        self.c, self.low, self.high, self.slack, self.kink = c, low, high, slack, lam * slack
+        self.r_lo, self.r_hi = -lam * high, lam * low
+        self.v_c, self.w_c = solver.response(c, torch.zeros_like(c), accurate=True)
+        self.bend = -(c * self.v_c).sum(-1).clamp(max=-1e-30)
+        self.p_step, self.r_step = solver.steps
+        self.shorter = torch.ones_like(goal)[:, None]
+        self.start: tuple[Tensor, Tensor] | None = None
+
+    def _moved(self, p: Tensor, r: Tensor, accurate: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the best sigma and, with it, the minimiser's v and w."""
+        v, w = self.start = self.solver.response(p, r, self.start, accurate)
+        sigma = ((1 + (self.c * v).sum(-1)) / self.bend).clamp(min=0.0)
+        return sigma, v + sigma[:, None] * self.v_c, w + sigma[:, None] * self.w_c
+
+    def _value(self, p: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the dual and the best sigma."""
+        sigma, v, w = self._moved(p, r)
+        past = p - self.kink
+        ends = torch.where(past < 0, self.low * past, torch.where(past > 0, -self.high * past, 0.0))
+        linear = sigma[:, None] * self.c + p
+        return sigma + (ends + r * self.slack + (linear * v + r * w) / 2).sum(-1), sigma
+
+    def best(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Iterate; return sigma, p and r of the largest dual."""
+        free_below, free_above = self.low.isinf(), self.high.isinf()
+        p = torch.zeros_like(self.c)
+        p = torch.where(free_below, torch.maximum(p, self.kink), p)
+        p = torch.where(free_above, torch.minimum(p, self.kink), p)
+        r = torch.zeros_like(p)
+        best, sigma = self._value(p, r)
+        found = [sigma.clone(), p.clone(), r.clone()]
+        kept = best.clone()
+        rows = torch.arange(len(p), device=p.device)
+        for _ in range(0, LONGEST, STRIDE):
+            p, r = self._stride(p, r)
+            value, sigma = self._value(p, r)
+            better = value > kept
+            for old, new in zip(found, (sigma, p, r), strict=True):
+                old[rows[better]] = new[better]
+            gained = value - kept
+            kept = torch.where(better, value, kept)
+            # too long a step: go back to the best point with a shorter one
+            wild = ~(gained > -0.1 * kept.abs())
+            p, r = (torch.where(wild[:, None], old[rows], new) for old, new in zip(found[1:], (p, r), strict=True))
+            self.shorter = torch.where(wild[:, None], self.shorter / 2, self.shorter)
+            going = (wild & (self.shorter[:, 0] > 1e-3)) | (gained > GAIN * kept.abs())
+            keep = (going & ~(kept > self.goal)).nonzero().squeeze(1)
+            if len(keep) == 0:
+                break
+            if len(keep) < len(rows):
+                rows, kept, p, r = (t[keep] for t in (rows, kept, p, r))
+                self._keep(keep)
+        return found[0], found[1], found[2]
+
+    def _stride(self, p: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        if not hasattr(self, "momentum"):
+            self.momentum, self.ahead = torch.ones_like(self.shorter), (p, r)
+        p_step, r_step = self.p_step * self.shorter, self.r_step * self.shorter
+        at_p, at_r = self.ahead
+        for _ in range(STRIDE):
+            _, v, w = self._moved(at_p, at_r)
+            middle = at_p + p_step * v
+            new_p = torch.clamp(self.kink, middle - p_step * self.high, middle + p_step * self.low)
+            new_r = torch.clamp(at_r + r_step * (w + self.slack), self.r_lo, self.r_hi)
+            turn = ((new_p - at_p) * (new_p - p) / p_step).sum(-1) + ((new_r - at_r) * (new_r - r) / r_step).sum(-1)
+            momentum = torch.where(turn[:, None] < 0, 1.0, self.momentum)
+            self.momentum = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
+            push = (momentum - 1) / self.momentum
+            at_p, at_r = new_p + push * (new_p - p), new_r + push * (new_r - r)
+            p, r = new_p, new_r
+        self.ahead = at_p, at_r
+        return p, r
+
+    def _keep(self, rows: Tensor) -> None:
+        """Continue with some rows only."""
+        for name in ("goal", "c", "low", "high", "slack", "kink", "r_lo", "r_hi", "v_c", "w_c", "bend", "shorter", "momentum"):
+            setattr(self, name, getattr(self, name)[rows])
+        self.ahead = self.ahead[0][rows], self.ahead[1][rows]
+        if self.start is not None:
+            self.start = self.start[0][rows], self.start[1][rows]
