@@ -91,15 +91,11 @@ class Terms:
         """Bound the norm of the error of the Lagrangian, as a quadratic form of (v, u, 1), due to data errors and rounding."""
         norm = partial(torch.linalg.vector_norm, dim=-1)
         rounding = 8 * (len(problem.h) + 8) * verified.EPS
-        return self.error_of(
-            problem.errors, (problem.h.norm(), problem.root.norm()), rounding, sample, norm(c), norm(d), lead
-        )
+        return self.error_of(problem.errors, (problem.h.norm(), problem.root.norm()), rounding, sample, norm(c), norm(d), lead)
 
     def pull(self, sample: Sample) -> Tensor:
         """Return the norm of the coefficients of w, without cancellation."""
-        return torch.linalg.vector_norm(
-            self.low * sample.low.abs() + self.high * sample.room.abs() + self.sign.abs(), dim=-1
-        )
+        return torch.linalg.vector_norm(self.low * sample.low.abs() + self.high * sample.room.abs() + self.sign.abs(), dim=-1)
 
     def error_of(
         self,

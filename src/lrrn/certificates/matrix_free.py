@@ -30,6 +30,8 @@ CHUNK = 2**30
 """Memory of a batch of samples, in bytes."""
 PER_UNIT = 400
 """Bytes per sample and per unit or input: vectors in use at once."""
+WIDE, WIDE_DEEP = 256, 1024
+"""Number of unknown units above which no matrix is used, with one and with several hidden layers."""
 SMALL = 1e-3
 """Smallest bound on a norm in use: multipliers grow without limit as it falls."""
 
@@ -49,33 +51,25 @@ class Pulls:
         """Return the same in another dtype."""
         return Pulls([_converted(operator, dtype) for operator in self.operators], self.beta, self.discounts)
 
-    def of_v(self, u: Tensor, v: Tensor) -> Tensor:
-        """Return w = H v - B u."""
+    def of_v(self, u: Tensor | None, v: Tensor, first_back: Tensor | None = None) -> Tensor:
+        """Return w = H v - B u, with u = 0 if not given; ``first_back`` is A_0^T v_1 if known."""
         blocks = v.split(self.sizes, -1)
-        below: Tensor = u
         found: list[Tensor] = []
         for k, (operator, a, beta) in enumerate(zip(self.operators, self.discounts, self.beta, strict=True)):
-            above = blocks[k]
-            if k == 0:
-                found.append(self._up(operator, a, beta, below, above, operator.adjoint(above) if beta else None))
-            else:
-                back = operator.adjoint(above)
-                found[-1] = found[-1] + a * (beta * below - (1 + beta) * back + operator.adjoint(operator.apply(below)))
-                found.append(self._up(operator, a, beta, below, above, back))
-            below = above
+            above, below = blocks[k], u if k == 0 else blocks[k - 1]
+            back = first_back if k == 0 and first_back is not None else operator.adjoint(above)
+            inner = beta * back if below is None else beta * back - (1 + beta) * below
+            if k > 0:
+                found[-1] = found[-1] + a * (
+                    beta * blocks[k - 1] - (1 + beta) * back + operator.adjoint(operator.apply(blocks[k - 1]))
+                )
+            found.append(a * (above + operator.apply(inner)))
         return torch.cat(found, -1)
-
-    @staticmethod
-    def _up(operator: Operator, a: float, beta: float, below: Tensor, above: Tensor, back: Tensor | None) -> Tensor:
-        """Return a (v + A (beta A^T v - (1 + beta) v_below))."""
-        inner = below * -(1 + beta) if back is None else beta * back - (1 + beta) * below
-        return a * (above + operator.apply(inner))
 
     def at_rest(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return H v and B^T v."""
-        first = self.operators[0]
-        scale = self.discounts[0] * (1 + self.beta[0])
-        return self.of_v(v.new_zeros((len(v), first.shape[1])), v), scale * first.adjoint(v[:, : self.sizes[0]])
+        back = self.operators[0].adjoint(v[:, : self.sizes[0]])
+        return self.of_v(None, v, back), self.discounts[0] * (1 + self.beta[0]) * back
 
     @lazy
     def size(self) -> float:
@@ -267,6 +261,19 @@ def matrix_free_radii(
         sample = form.sample(z[rows], g[rows], g_error[rows])
         radius[rows] = nearest_radii(form, sample, best[rows], known[rows], leads[rows], rates[rows, :, 1], target_radius)
     return radius
+
+
+def takes_operators(energy: LiftedEnergy) -> bool:
+    """Whether a network is so wide that its radii come from products with operators; by structure alone.
+
+    Below these sizes one multiplier per unit is affordable, and better in networks of several hidden layers.
+    """
+    n = energy.n_free
+    return (
+        n > 0
+        and sum(energy.free_sizes) > (WIDE if n == 1 else WIDE_DEEP)
+        and all(beta > 0 for beta in energy.beta[: max(1, n - (not energy.eliminated))])
+    )
 
 
 @once_per_owner
