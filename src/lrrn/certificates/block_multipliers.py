@@ -15,8 +15,9 @@ from typing import final
 
 from lrrn.linalg import verified
 
-SHARE = 0.97
-"""Multiplier of the last layer, as a fraction of the largest for which the form is positive definite."""
+SHARE, SHARE_DEEP = 0.97, 0.93
+"""Multiplier of the last layer, as a fraction of the largest for which the form is positive definite, with one layer and with
+several: the closer to it, the larger the condition number of the form."""
 WORTH = 1.1
 """One layer: a larger multiplier than the one that needs no inverse must be larger by this factor."""
 SWEEPS, GOLDEN = 3, (math.sqrt(5) - 1) / 2
@@ -109,7 +110,7 @@ def without_norms(beta: float, discount: float = 1.0) -> float:
 
 
 def block_multipliers(layers: Layers) -> tuple[float, ...]:
-    """Return one multiplier per layer, up to ``SHARE`` of the largest possible multiplier of the last layer.
+    """Return one multiplier per layer, up to a share of the largest possible multiplier of the last layer.
 
     Multipliers of earlier layers are those that admit the largest last one. For one layer, the multiplier that needs no
     inverse is preferred where a larger one would hardly differ.
@@ -121,7 +122,7 @@ def block_multipliers(layers: Layers) -> tuple[float, ...]:
     for _ in range(SWEEPS):
         for k in range(len(shares)):
             shares[k] = _best(lambda share, k=k: _multipliers(layers, [*shares[:k], share, *shares[k + 1 :], 1.0])[-1])  # type: ignore[misc]
-    return _multipliers(layers, [*shares, SHARE])
+    return _multipliers(layers, [*shares, SHARE_DEEP])
 
 
 def _multipliers(layers: Layers, shares: Sequence[float]) -> tuple[float, ...]:

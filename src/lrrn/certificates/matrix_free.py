@@ -18,7 +18,7 @@ from torch import Tensor
 from lrrn.bounds.multiplier import LARGEST, LEAST
 from lrrn.certificates.block_multipliers import Layers, block_multipliers, form_floor, hessian_floor
 from lrrn.certificates.complementarity import Sample, Terms
-from lrrn.certificates.matrix_free_dual import MatrixFreeSolver
+from lrrn.certificates.matrix_free_dual import FINAL, MatrixFreeSolver
 from lrrn.certificates.shared import nearest_radii
 from lrrn.energy import LiftedEnergy
 from lrrn.linalg import verified
@@ -231,7 +231,7 @@ class MatrixFreeForm:
 
     def minimiser(self, linear: Tensor, of_w: Tensor) -> Tensor:
         """Return v that minimises the Lagrangian, approximately, for coefficients ``linear`` of v and ``of_w`` of w."""
-        return self._exact_solver.response(linear, of_w, accurate=True)[0]
+        return self._exact_solver.response(linear, of_w, steps=FINAL).v
 
     @lazy
     def _exact_solver(self) -> MatrixFreeSolver:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -24,16 +24,25 @@ if TYPE_CHECKING:
 
 STRIDE, LONGEST = 20, 1500
 """Iterations between two evaluations of the dual, and their largest number."""
-GAIN = 2e-4
+GAIN = 5e-5
 """A sample stops when a stride raises the dual by less than this fraction."""
-INNER, FINAL = 4, 400
-"""Steps of conjugate gradients per iteration, from the last minimiser, and the largest number of them for a proof."""
+INNER, ROUGH, FINAL = 8, 30, 400
+"""Steps of conjugate gradients per iteration, from the last minimiser; for estimating a curvature; and at most, for a proof."""
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-11}
-"""Relative residual at which conjugate gradients stop when an accurate minimiser is asked for."""
+"""Relative residual at which conjugate gradients stop early."""
 BALANCE = 2.0
 """Step of r relative to that of p, each in units of its own curvature."""
-ROUNDS, SAFETY = 30, 1.1
+ROUNDS, SAFETY = 20, 1.1
 """Iterations for estimating a largest curvature, and the factor by which steps are shortened, since the estimate is low."""
+
+
+@final
+class Response(NamedTuple):
+    """A minimiser v, w = H v - B u at the best u, and the derivative of the form at v."""
+
+    v: Tensor
+    w: Tensor
+    bent: Tensor
 
 
 @final
@@ -52,56 +61,69 @@ class MatrixFreeSolver:
 
     def __init__(self, pulls: Pulls, scalars: Sequence[float], below: Tensor, above: Tensor, fixed: Tensor) -> None:
         self.pulls, self.below, self.above, self.fixed = pulls, below, above, fixed
+        self.scalars = tuple(scalars)
         like = pulls.operators[0].weight
         self.dtype = like.dtype
         self.lam = torch.cat([like.new_full((n,), s) for n, s in zip(pulls.sizes, scalars, strict=True)])
         simple = without_norms(pulls.beta[0], pulls.discounts[0])
         self.simple = len(scalars) == 1 and scalars[0] == simple
 
-    def response(
-        self, p: Tensor, r: Tensor, start: tuple[Tensor, Tensor] | None = None, accurate: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Return v and w of the Lagrangian's minimiser, for coefficients p of v and r of w; approximately, from ``start``."""
-        return self._closed(p, r) if self.simple else self._iterated(p, r, start, accurate)
+    def response(self, p: Tensor, r: Tensor, start: Response | None = None, steps: int = INNER) -> Response:
+        """Return the Lagrangian's minimiser, for coefficients p of v and r of w; approximately, from ``start``."""
+        return self._closed(p, r) if self.simple else self._iterated(p, r, start, steps)
 
-    def _closed(self, p: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    def _closed(self, p: Tensor, r: Tensor) -> Response:
         """One layer: the form in v, after minimising over u, is a multiple of the identity."""
-        pulls, lam = self.pulls, float(self.lam[0])
+        pulls, lam = self.pulls, self.scalars[0]
         operator, a, beta = pulls.operators[0], pulls.discounts[0], pulls.beta[0]
         t = operator.adjoint(r)
         b = p + a * r + (a * beta - lam * (a * (1 + beta)) ** 2 / 2) * operator.apply(t)
         v = b / (-2 * lam * a)
         back = operator.adjoint(v)
         u = (lam * back + t) * (a * (1 + beta) / 2)
-        return v, a * (v + operator.apply(beta * back - (1 + beta) * u))
+        return Response(v, a * (v + operator.apply(beta * back - (1 + beta) * u)), -b)
 
-    def _slope(self, v: Tensor, r: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the derivative of the form and of r^T w in v, at the best u, and w."""
-        weight = self.lam * v if r is None else self.lam * v + r
-        back, toward = self.pulls.at_rest(weight)
-        w = self.pulls.of_v(toward / 2, v)
-        return self.lam * w + back, w
-
-    def _iterated(self, p: Tensor, r: Tensor, start: tuple[Tensor, Tensor] | None, accurate: bool) -> tuple[Tensor, Tensor]:
+    def _iterated(self, p: Tensor, r: Tensor, start: Response | None, steps: int) -> Response:
         """Conjugate gradients, preconditioned by the diagonal."""
-        v = torch.zeros_like(p) if start is None else start[0]
-        slope, w = self._slope(v, r)
-        residual = -(slope + p)
+        pulls, first, tiny = self.pulls, self.pulls.sizes[0], torch.finfo(self.dtype).tiny
+        half = pulls.discounts[0] * (1 + pulls.beta[0]) / 2
+        t = pulls.operators[0].adjoint(r[:, :first])
+        b = p + pulls.of_v(half * self.scalars[0] * t, r, t)
+        v, bent = (torch.zeros_like(p), torch.zeros_like(p)) if start is None else (start.v, start.bent)
+        residual = -(bent + b)
         ahead = self.inverse_diagonal * residual
         direction, energy = ahead, (residual * ahead).sum(-1, keepdim=True)
-        enough = CLOSE[self.dtype] ** 2 * energy.clamp(min=1e-300 if self.dtype == torch.float64 else 1e-30)
-        for k in range(FINAL if accurate else INNER):
-            bent, w_step = self._slope(direction, None)
+        enough = CLOSE[self.dtype] ** 2 * (b * self.inverse_diagonal * b).sum(-1, keepdim=True)
+        for k in range(steps):
+            bent_step = self._bent(direction)
             # a direction without curvature is zero: its sample has converged
-            step = energy / (direction * bent).sum(-1, keepdim=True).clamp(min=1e-300 if self.dtype == torch.float64 else 1e-37)
-            v, w, residual = v + step * direction, w + step * w_step, residual - step * bent
+            step = energy / (direction * bent_step).sum(-1, keepdim=True).clamp(min=tiny)
+            v, bent, residual = v + step * direction, bent + step * bent_step, residual - step * bent_step
             ahead = self.inverse_diagonal * residual
             now = (residual * ahead).sum(-1, keepdim=True)
-            if accurate and k % 10 == 9 and bool((now <= enough).all()):
+            if k % 10 == 9 and bool((now <= enough).all()):
                 break
-            direction = ahead + torch.where(energy > 0, now / energy, 0.0) * direction
+            direction = ahead + now / energy.clamp(min=tiny) * direction
             energy = now
-        return v, w
+        back = pulls.operators[0].adjoint(v[:, :first])
+        return Response(v, pulls.of_v(half * (self.scalars[0] * back + t), v, back), bent)
+
+    def _bent(self, v: Tensor) -> Tensor:
+        """Return twice the product of v with the form in v that minimising over u leaves."""
+        pulls, lam = self.pulls, self.scalars
+        blocks = v.split(pulls.sizes, -1)
+        found: list[Tensor] = []
+        for k, (operator, a, beta) in enumerate(zip(pulls.operators, pulls.discounts, pulls.beta, strict=True)):
+            above, back = blocks[k], operator.adjoint(blocks[k])
+            weight = 2 * a * lam[k] * beta - ((lam[0] * a * (1 + beta)) ** 2 / 2 if k == 0 else 0.0)
+            here = 2 * a * lam[k] * above + operator.apply(weight * back)
+            if k > 0:
+                below, cross = blocks[k - 1], a * (1 + beta) * (lam[k - 1] + lam[k])
+                forth = operator.apply(below)
+                down = 2 * a * lam[k - 1] * (beta * below + operator.adjoint(forth)) - cross * back
+                found[-1], here = found[-1] + down, here - cross * forth
+            found.append(here)
+        return torch.cat(found, -1)
 
     @lazy
     def inverse_diagonal(self) -> Tensor:
@@ -141,7 +163,7 @@ class MatrixFreeSolver:
         p, r = random.to(self.lam).split(1)
         size = self.lam.new_ones(())
         for _ in range(ROUNDS):
-            v, w = self.response(p * p_scale / size, r * r_scale / size, accurate=True)
+            v, w, _ = self.response(p * p_scale / size, r * r_scale / size, steps=ROUGH)
             p, r = -v * p_scale, -w * r_scale
             size = (p.square().sum() + r.square().sum()).sqrt().clamp(min=1e-30)
         return float(size)
@@ -182,15 +204,16 @@ class _Run:
         lam = solver.lam
         self.c, self.low, self.high, self.slack, self.kink = c, low, high, slack, lam * slack
         self.r_lo, self.r_hi = -lam * high, lam * low
-        self.v_c, self.w_c = solver.response(c, torch.zeros_like(c), accurate=True)
+        self.v_c, self.w_c, _ = solver.response(c, torch.zeros_like(c), steps=FINAL)
         self.bend = -(c * self.v_c).sum(-1).clamp(max=-1e-30)
         self.p_step, self.r_step = solver.steps
         self.shorter = torch.ones_like(goal)[:, None]
-        self.start: tuple[Tensor, Tensor] | None = None
+        self.start: Response | None = None
 
-    def _moved(self, p: Tensor, r: Tensor, accurate: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def _moved(self, p: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the best sigma and, with it, the minimiser's v and w."""
-        v, w = self.start = self.solver.response(p, r, self.start, accurate)
+        self.start = self.solver.response(p, r, self.start)
+        v, w, _ = self.start
         sigma = ((1 + (self.c * v).sum(-1)) / self.bend).clamp(min=0.0)
         return sigma, v + sigma[:, None] * self.v_c, w + sigma[:, None] * self.w_c
 
@@ -259,4 +282,4 @@ class _Run:
             setattr(self, name, getattr(self, name)[rows])
         self.ahead = self.ahead[0][rows], self.ahead[1][rows]
         if self.start is not None:
-            self.start = self.start[0][rows], self.start[1][rows]
+            self.start = Response(*(t[rows] for t in self.start))
