@@ -268,12 +268,9 @@ def takes_operators(energy: LiftedEnergy) -> bool:
 
     Below these sizes one multiplier per unit is affordable, and better in networks of several hidden layers.
     """
-    n = energy.n_free
-    return (
-        n > 0
-        and sum(energy.free_sizes) > (WIDE if n == 1 else WIDE_DEEP)
-        and all(beta > 0 for beta in energy.beta[: max(1, n - (not energy.eliminated))])
-    )
+    limit = WIDE if energy.n_free == 1 else WIDE_DEEP
+    hidden = energy.beta[: max(1, energy.n_layers - 1)]
+    return energy.n_free > 0 and sum(energy.free_sizes) > limit and all(beta > 0 for beta in hidden)
 
 
 @once_per_owner
