@@ -52,6 +52,7 @@ def best_shared_dual(h, b, lam, c, lead, low, high, slack):
     right = np.concatenate([np.zeros(len(signs)), (lam * low)[below], (lam * high)[above]])
     settings = clarabel.DefaultSettings()
     settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
     constraints = sparse.csc_matrix(np.vstack([signs, upper, lower]))
     found = clarabel.DefaultSolver(
         sparse.csc_matrix(np.triu(quadratic)), -gain, constraints, right, [clarabel.NonnegativeConeT(len(right))], settings
@@ -87,8 +88,9 @@ def exact_distance(h, b, q, lo, hi, c, lead, z):
         rows, limits = [-(c @ slope)], [lead + c @ (base - z)]
         for i, side in enumerate(sides):
             if side == "free":
-                rows += [slope[i]] * np.isfinite(lo[i]) + [-slope[i]] * np.isfinite(hi[i])
-                limits += [lo[i] - base[i]] * np.isfinite(lo[i]) + [base[i] - hi[i]] * np.isfinite(hi[i])
+                ends = [(1.0, lo[i])] * bool(np.isfinite(lo[i])) + [(-1.0, hi[i])] * bool(np.isfinite(hi[i]))
+                rows += [sign * slope[i] for sign, _ in ends]
+                limits += [sign * (end - base[i]) for sign, end in ends]
             elif lo[i] < hi[i]:
                 sign = 1.0 if side == "lo" else -1.0
                 rows.append(sign * tilt[i])
