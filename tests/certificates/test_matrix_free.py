@@ -246,6 +246,17 @@ def test_a_proof_holds_for_every_sample_within_the_errors(name):
     assert not (form.lower_bound(replace(sample, **{name: torch.full_like(lead, 10.0)}), c, c_error, lead, terms) > 0).any()
 
 
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_a_proof_charges_what_conjugate_gradients_leave(monkeypatch, steps):
+    form, sample, (label, rival, lead) = case()
+    c, c_error = form.slopes(label, rival)
+    terms = form.terms(sample, c, lead)
+    whole = form.lower_bound(sample, c, c_error, lead, terms)
+    monkeypatch.setattr(module, "FINAL", steps)
+    early = form.lower_bound(sample, c, c_error, lead, terms)
+    assert (early < whole).all() and (early <= lagrangian(form, sample, c, lead, terms)).all()
+
+
 @pytest.mark.parametrize(("low", "slack", "c", "high", "nearest"), BY_HAND)
 def test_one_unit_by_hand(low, slack, c, high, nearest):
     """v = clip((2 u - slack) / 2, -low, high), and a lead of one changes by c v."""

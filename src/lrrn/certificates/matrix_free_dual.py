@@ -208,6 +208,7 @@ class _Run:
         self.bend = -(c * self.v_c).sum(-1).clamp(max=-1e-30)
         self.p_step, self.r_step = solver.steps
         self.shorter = torch.ones_like(goal)[:, None]
+        self.momentum, self.ahead = torch.ones_like(self.shorter), (c, c)
         self.start: Response | None = None
 
     def _moved(self, p: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,9 +233,9 @@ class _Run:
         p = torch.where(free_below, torch.maximum(p, self.kink), p)
         p = torch.where(free_above, torch.minimum(p, self.kink), p)
         r = torch.zeros_like(p)
-        best, sigma = self._value(p, r)
+        kept, sigma = self._value(p, r)
         found = [sigma.clone(), p.clone(), r.clone()]
-        kept = best.clone()
+        self.ahead = p, r
         rows = torch.arange(len(p), device=p.device)
         for _ in range(0, LONGEST, STRIDE):
             p, r = self._stride(p, r)
@@ -246,8 +247,7 @@ class _Run:
             kept = torch.where(better, value, kept)
             # too long a step: go back to the best point with a shorter one
             wild = ~(gained > -0.1 * kept.abs())
-            p, r = (torch.where(wild[:, None], old[rows], new) for old, new in zip(found[1:], (p, r), strict=True))
-            self.shorter = torch.where(wild[:, None], self.shorter / 2, self.shorter)
+            p, r = self._reset(wild[:, None], (found[1][rows], found[2][rows]), (p, r))
             going = (wild & (self.shorter[:, 0] > 1e-3)) | (gained > GAIN * kept.abs())
             keep = (going & ~(kept > self.goal)).nonzero().squeeze(1)
             if len(keep) == 0:
@@ -258,8 +258,7 @@ class _Run:
         return found[0], found[1], found[2]
 
     def _stride(self, p: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        if not hasattr(self, "momentum"):
-            self.momentum, self.ahead = torch.ones_like(self.shorter), (p, r)
+        """Iterate ``STRIDE`` times."""
         p_step, r_step = self.p_step * self.shorter, self.r_step * self.shorter
         at_p, at_r = self.ahead
         for _ in range(STRIDE):
@@ -275,6 +274,15 @@ class _Run:
             p, r = new_p, new_r
         self.ahead = at_p, at_r
         return p, r
+
+    def _reset(self, wild: Tensor, best: tuple[Tensor, Tensor], last: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the best points in the place of wild ones, and continue from them without momentum."""
+        self.shorter = torch.where(wild, self.shorter / 2, self.shorter)
+        self.momentum = torch.where(wild, 1.0, self.momentum)
+        self.ahead = torch.where(wild, best[0], self.ahead[0]), torch.where(wild, best[1], self.ahead[1])
+        if self.start is not None:
+            self.start = Response(*(torch.where(wild, 0.0, t) for t in self.start))
+        return torch.where(wild, best[0], last[0]), torch.where(wild, best[1], last[1])
 
     def _keep(self, rows: Tensor) -> None:
         """Continue with some rows only."""
