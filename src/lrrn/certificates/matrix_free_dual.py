@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 STRIDE, LONGEST = 20, 1500
 """Iterations between two evaluations of the dual, and their largest number."""
 GAIN = 5e-5
-"""A sample stops when a stride raises the dual by less than this fraction."""
+"""A sample stops when a stride raises the dual by less than this fraction, or two strides lower it."""
 INNER, ROUGH, FINAL = 8, 30, 400
 """Steps of conjugate gradients per iteration, from the last minimiser; for estimating a curvature; and at most, for a proof."""
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-11}
@@ -236,7 +236,7 @@ class _Run:
         kept, sigma = self._value(p, r)
         found = [sigma.clone(), p.clone(), r.clone()]
         self.ahead = p, r
-        rows = torch.arange(len(p), device=p.device)
+        rows, fell = torch.arange(len(p), device=p.device), torch.zeros_like(kept, dtype=torch.bool)
         for _ in range(0, LONGEST, STRIDE):
             p, r = self._stride(p, r)
             value, sigma = self._value(p, r)
@@ -248,12 +248,14 @@ class _Run:
             # too long a step: go back to the best point with a shorter one
             wild = ~(gained > -0.1 * kept.abs())
             p, r = self._reset(wild[:, None], (found[1][rows], found[2][rows]), (p, r))
-            going = (wild & (self.shorter[:, 0] > 1e-3)) | (gained > GAIN * kept.abs())
+            # momentum may lower the dual for a while
+            fell, before = gained <= 0, fell
+            going = (wild & (self.shorter[:, 0] > 1e-3)) | (gained > GAIN * kept.abs()) | (fell & ~before)
             keep = (going & ~(kept > self.goal)).nonzero().squeeze(1)
             if len(keep) == 0:
                 break
             if len(keep) < len(rows):
-                rows, kept, p, r = (t[keep] for t in (rows, kept, p, r))
+                rows, kept, p, r, fell = (t[keep] for t in (rows, kept, p, r, fell))
                 self._keep(keep)
         return found[0], found[1], found[2]
 
