@@ -17,7 +17,7 @@ model = LRRNEnergyModel(hidden_sizes=(Conv(12, kernel=4, stride=2),), image_shap
 net = model.network_
 
 # %%
-# The kernels, learned without labels: edges and strokes of several directions. Each unit sees 4 x 4 pixels and is at least zero.
+# The kernels, learned without labels: edges and strokes of several directions. Each unit sees 4 x 4 pixels.
 
 kernels = net.W[0].detach()[:, 0]
 figure, axes = plt.subplots(2, 6, figsize=(9, 3.2))

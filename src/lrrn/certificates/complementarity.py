@@ -90,23 +90,45 @@ class Terms:
 
     def error(self, problem: LocalProblem, sample: Sample, c: Tensor, d: Tensor, lead: Tensor) -> Tensor:
         """Bound the norm of the error of the Lagrangian, as a quadratic form of (v, u, 1), due to data errors and rounding."""
-        eh, er, ec, ed = problem.errors
+        norm = partial(torch.linalg.vector_norm, dim=-1)
+        rounding = 8 * (len(problem.h) + 8) * verified.EPS
+        return self.error_of(problem.errors, (problem.h.norm(), problem.root.norm()), rounding, sample, norm(c), norm(d), lead)
+
+    def pull(self, sample: Sample) -> Tensor:
+        """Return the norm of the coefficients of w, without cancellation."""
+        return torch.linalg.vector_norm(self.low * sample.low.abs() + self.high * sample.room.abs() + self.sign.abs(), dim=-1)
+
+    def error_of(
+        self,
+        errors: tuple[float, float, float, float],
+        sizes: tuple[float | Tensor, float | Tensor],
+        rounding: float,
+        sample: Sample,
+        c: Tensor,
+        d: Tensor,
+        lead: Tensor,
+    ) -> Tensor:
+        """Bound the same from bounds on the errors of H, B, c and d, the sizes of H and B, and the norms of c and d.
+
+        ``rounding`` is the relative rounding error of everything that is computed from them.
+        """
+        eh, er, ec, ed = errors
         norm = partial(torch.linalg.vector_norm, dim=-1)
         largest = self.lam.amax(-1) if self.lam.shape[-1] else torch.zeros_like(self.sigma)
         # norms of the coefficients of w and of v, without cancellation, and of their changes by the errors of a and g
-        pull = norm(self.low * sample.low.abs() + self.high * sample.room.abs() + self.sign)
+        pull = self.pull(sample)
         push = norm(self.lam * sample.slack.abs() + self.floor + self.ceiling)
         linear = norm(self.floor) + norm(self.ceiling)
-        nh, nr, tension = problem.h.norm(), problem.root.norm(), norm(sample.slack)
+        (nh, nr), tension = sizes, norm(sample.slack)
         shifted = largest * sample.low_error
         # coefficients of v w and v u; then of v 1 and u 1; then of 1 1
         error = largest * (eh + er)
         error = error + self.sigma * (ec + ed) + (eh + er) * pull + (nh + nr) * shifted + largest * sample.slack_error
         error = error + pull * sample.slack_error + linear * sample.low_error + shifted * (tension + sample.slack_error)
         extent = norm(sample.low) + norm(sample.room)
-        size = largest * (nh + nr) + self.sigma * (norm(c) + norm(d)) + push + (nh + nr) * pull
+        size = largest * (nh + nr) + self.sigma * (c + d) + push + (nh + nr) * pull
         size = size + self.sigma * lead.abs() + linear * extent + pull * tension
-        return error + 8 * (len(problem.h) + 8) * verified.EPS * size
+        return error + rounding * size
 
 
 @final

@@ -37,17 +37,26 @@ class SolveErrors:
     size_slope: float  # growth of size per unit of perturbation
 
     @classmethod
-    def of(cls, net: LRRN, x: Tensor, solution: Solution, tol: float, y: Tensor | None = None) -> SolveErrors:
-        """Bound the errors of a float64 solution of the free or, with ``y``, the clamped phase, and of later solutions."""
+    def of(
+        cls, net: LRRN, x: Tensor, solution: Solution, tol: float, y: Tensor | None = None, mu: float | None = None
+    ) -> SolveErrors:
+        """Bound the errors of a float64 solution of the free or, with ``y``, the clamped phase, and of later solutions.
+
+        ``mu`` is a proven lower bound on the smallest eigenvalue of the free phase's Hessian, by default the energy's.
+        """
         energy = net.energy_snapshot(torch.float64)
-        here = solution.error_bound
         n_unknown = energy.n_free if y is None else energy.n_layers - 1
         if n_unknown == 0:
-            nothing = torch.zeros_like(here)
+            nothing = torch.zeros_like(solution.residual, dtype=torch.float64)
             return cls(nothing, nothing, 0.0, 1 + row_norms(x), 1.0)
         reads_last = y is None and not energy.eliminated
         features = solution.activations[-1] if reads_last else solution.activations[-2]
-        mu, rounding = (energy.free_mu, energy.rounding.free) if y is None else (energy.clamped_mu, energy.rounding.clamped)
+        rounding = energy.rounding.free if y is None else energy.rounding.clamped
+        if mu is None:
+            here, mu = solution.error_bound, energy.free_mu if y is None else energy.clamped_mu
+        else:
+            stacked = torch.cat(solution.activations[:n_unknown], dim=-1)
+            here = energy.free(x).distance_bound(stacked, mu, rounding, row_norms(x))
         if not rounding.z < 0.5 * mu:
             never = torch.full_like(here, math.inf)
             return cls(here, never, math.inf, 1 + row_norms(features), math.inf)

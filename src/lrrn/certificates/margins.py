@@ -8,12 +8,15 @@ y_k - y_j + slack_kj, where slack_kj is rho_kj |delta| plus the errors of the so
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from lrrn.certificates.complementarity import local_problem
 from lrrn.certificates.errors import SolveErrors
+from lrrn.certificates.matrix_free import form_of, matrix_free_radii, takes_operators
 from lrrn.certificates.outputs import pair_constants
 from lrrn.certificates.shared import shared_form, shared_radii
 from lrrn.linalg import verified
@@ -77,8 +80,10 @@ def ruled_out(net: LRRN, x: Tensor, solution: Solution, eps: float, threshold: f
     qp, y = energy.free(x), solution.output
     z = torch.cat(solution.activations[: energy.n_free], dim=-1)
     g_error = energy.rounding.free.total(row_norms(z), row_norms(qp.q), row_norms(x))
-    state = shared_form(energy), z, qp.gradient(z), g_error
-    with local_problem(energy).threads():
+    state = z, qp.gradient(z), g_error
+    by_products = takes_operators(energy)
+    with nullcontext() if by_products else local_problem(energy).threads():
+        radii = partial(matrix_free_radii, form_of(energy)) if by_products else partial(shared_radii, shared_form(energy))
         for k in range(y.shape[1]):
             # the margin is above the threshold only where every other output leads by less than minus the threshold
             rounding = 4 * verified.EPS * (y.abs() + y[:, k, None].abs() + abs(threshold))
@@ -88,7 +93,7 @@ def ruled_out(net: LRRN, x: Tensor, solution: Solution, eps: float, threshold: f
             leads = torch.full_like(y, math.inf)
             leads[:, k] = torch.where(open_, lead.gather(1, rival[:, None])[:, 0], 0.0)
             rates = torch.stack([rho[rival], torch.zeros_like(y)], -1)
-            radius = shared_radii(*state, rival, leads, rates, target_radius=eps).to(x.device)
+            radius = radii(*state, rival, leads, rates, target_radius=eps).to(x.device)
             out[:, k] |= open_ & (radius / _UP > eps)
     return out
 

@@ -17,8 +17,10 @@ from torch import Tensor
 from lrrn.certificates.complementarity import local_problem
 from lrrn.certificates.errors import SolveErrors, check_guarantee
 from lrrn.certificates.local import local_radius
+from lrrn.certificates.matrix_free import form_of, matrix_free_radii, takes_operators
 from lrrn.certificates.outputs import pair_constants
 from lrrn.certificates.shared import shared_form, shared_radii
+from lrrn.energy import LiftedEnergy
 from lrrn.network import LRRN
 from lrrn.network.solution import Solution, top_two
 from lrrn.qp import DEFAULT_TOL, row_norms
@@ -26,8 +28,8 @@ from lrrn.qp import DEFAULT_TOL, row_norms
 METHODS = ("auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local")
 BY_SAMPLE = ("shared", "local")
 """Methods that start from constants and improve the radius per sample."""
-UNITS, OUTPUTS = 256, 128
-"""Largest numbers of unknown units and of outputs for which "auto" is "shared"."""
+UNITS, WIDE_UNITS, OUTPUTS = 256, 4096, 128
+"""Largest numbers of unknown units for which "auto" is "shared" by a matrix and by products, and of outputs."""
 
 
 @final
@@ -89,24 +91,36 @@ def check_method(method: str) -> None:
 def chosen_method(net: LRRN, method: str) -> str:
     """Return the method that "auto" stands for; other methods stand for themselves.
 
-    The choice depends on the sizes of the network only: radii depend neither on the machine nor on the rest of a batch.
+    The choice depends on the structure of the network only: radii depend neither on the machine nor on the rest of a batch.
     """
     if method != "auto":
         return method
     energy = net.energy_snapshot(torch.float64)
-    if energy.n_free == 0 or not energy.has_matrices:
+    if energy.n_free == 0:
         return "spectral"
-    return "shared" if sum(energy.free_sizes) <= UNITS and net.sizes[-1] <= OUTPUTS else "multiplier"
+    units = sum(energy.free_sizes)
+    cheap = units <= UNITS or (units <= WIDE_UNITS and _by_operators(energy, "shared"))
+    if cheap and net.sizes[-1] <= OUTPUTS:
+        return "shared"
+    return "multiplier" if energy.has_matrices else "spectral"
+
+
+def _by_operators(energy: LiftedEnergy, method: str) -> bool:
+    """Whether the radii of a method come from products with the layers' operators instead of a matrix."""
+    return method == "shared" and takes_operators(energy)
 
 
 def _first_method(net: LRRN, method: str, seconds: float | None) -> str:
     """Return the method of the constants from which a method starts."""
+    chosen, energy = chosen_method(net, method), net.energy_snapshot(torch.float64)
+    if (seconds is None or not energy.has_matrices) and _by_operators(energy, chosen):
+        return "spectral"
     if method in BY_SAMPLE:
         return "multiplier"
-    if chosen_method(net, method) != "shared" or seconds is not None:
+    if chosen != "shared" or seconds is not None:
         return method
     # where units have two bounds, the dual may be below the multiplier bound: no special case of it as in Proposition 1
-    unknown = net.intervals[: net.energy_snapshot(torch.float64).n_free]
+    unknown = net.intervals[: energy.n_free]
     return "auto" if any(math.isfinite(each.lo) and math.isfinite(each.hi) for each in unknown) else "spectral"
 
 
@@ -135,17 +149,21 @@ def certify(
         paper's bound on the features, "spectral" from the tighter spectral bound, "multiplier" with one multiplier per unit,
         optimised for each pair. "shared" and "local" start from "multiplier" and solve a Lagrangian dual per sample, which
         depends on the state of each unit. "shared" solves it for all samples at once, in about a millisecond per sample at 128
-        units. "local" solves it one sample at a time, in a fraction of a second each. "auto" is "shared" in networks of up to
-        256 hidden units and 128 outputs, started from "spectral", and "multiplier" with a budget of 5 s in larger ones. Where
-        units have two bounds, "auto" takes the larger of these two radii.
+        units. With one hidden layer of more than 256 units, or more than 1,024 units in several layers, all with
+        reconstruction terms, "shared" needs products with the weights only: it has one multiplier per layer, starts from
+        "spectral", and no matrix of the size of the units is built or factored. "local" solves the dual one sample at a time,
+        in a fraction of a second each. "auto" is "shared", started from "spectral", in networks of up to 128 outputs that have
+        up to 256 hidden units, or up to 4,096 for which "shared" needs products only. In others it is "multiplier" with a
+        budget of 5 s or, in networks with larger convolutions, "spectral", and "shared" is worth its seconds per sample.
+        Where units have two bounds, "auto" takes the larger of these two radii in networks of up to 256 units.
     guarantee : {"deployed", "exact"}, default="deployed"
         Whether to include the error of the solve at the perturbed input ("deployed") or not ("exact").
     seconds : float, optional
         Time budget for the constants, as in :meth:`LRRN.lipschitz`; they are cached until the parameters change. If given,
         "auto" starts from "multiplier" in small networks too.
     target_radius : float, optional
-        Perturbation size of interest. "shared" and "local" process only samples whose radius by "multiplier" is smaller, and
-        stop at this radius.
+        Perturbation size of interest. "shared" and "local" process only samples whose radius by the constants that they start
+        from is smaller, and stop at this radius.
     solver, tol, max_sweeps
         As in :meth:`LRRN.infer`.
 
@@ -182,7 +200,10 @@ def certify_solution(
     """
     constants = pair_constants(net, _first_method(net, method, seconds), seconds)
     method = chosen_method(net, method)
-    errors = SolveErrors.of(net, x, solution, tol)
+    energy = net.energy_snapshot(torch.float64)
+    # wide networks: a bound on the smallest eigenvalue of H by structure, instead of a factorisation
+    mu = form_of(energy).mu if energy.n_free > 0 and _by_operators(energy, method) else None
+    errors = SolveErrors.of(net, x, solution, tol, mu=mu)
     y = solution.output
     best, runner_up = top_two(y)
     largest, second = (y.gather(1, which[:, None]) for which in (best, runner_up))
@@ -199,8 +220,7 @@ def certify_solution(
     leads = largest - y - doubt
     radii = (leads / (rho + extra)).scatter(1, best[:, None], math.inf)
     radius = radii.amin(-1)
-    energy = net.energy_snapshot(torch.float64)
-    if method in BY_SAMPLE and energy.n_free > 0 and energy.free_mu > 0:
+    if method in BY_SAMPLE and energy.n_free > 0 and (energy.free_mu if mu is None else mu) > 0:
         radius = _radii_by_sample(net, x, solution, method, best, leads, torch.stack([rho, extra], -1), target_radius)
     radius = radius.clamp(min=0.0) * (1 - 1e-12)
     radius = torch.where(solution.converged & radius.isfinite(), radius, 0.0)
@@ -212,12 +232,14 @@ def _radii_by_sample(
 ) -> Tensor:
     """Return per-sample radii: "shared" for all samples at once, "local" one after the other."""
     energy = net.energy_snapshot(torch.float64)
-    problem = local_problem(energy)
     qp = energy.free(x)
     z = torch.cat(solution.activations[: energy.n_free], dim=-1)
     g = qp.gradient(z)
     g_error = energy.rounding.free.total(row_norms(z), row_norms(qp.q), row_norms(x))
     leads = torch.where(solution.converged[:, None], leads, 0.0)
+    if _by_operators(energy, method):
+        return matrix_free_radii(form_of(energy), z, g, g_error, best, leads, rates, target_radius)
+    problem = local_problem(energy)
     with problem.threads():
         radius = shared_radii(shared_form(energy), z, g, g_error, best, leads, rates, target_radius)
         if method == "local":

@@ -11,7 +11,7 @@ derivation.
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -150,6 +150,16 @@ class SharedDual:
         """Return the coefficients of v and of u in the leads of labels over other outputs."""
         return self.problem.c[label] - self.problem.c[rival], self.problem.d[label] - self.problem.d[rival]
 
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs."""
+        return len(self.problem.read_out)
+
+    def drift(self, sample: Sample, label: Tensor, rival: Tensor) -> Tensor:
+        """Return bounds on what the errors of eliminated units take from the leads of labels over other outputs."""
+        rows = self.problem.read_out
+        return row_norms(rows[label] - rows[rival]) * sample.drift
+
     def proven(self, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor, goal: float | Tensor = math.inf) -> Tensor:
         """Return proven lower bounds on the squared norm of a perturbation that reduces the lead to zero.
 
@@ -219,18 +229,34 @@ def shared_radii(
     for number in group[look].unique().tolist():
         for rows in (look & (group == number)).nonzero().squeeze(1).split(ROWS):
             sample, dual = problem.sample(z[rows], g[rows], g_error[rows]), form.of(number * form.n_labels)
-            radius[rows] = _of_labels(dual, sample, best[rows], known[rows], leads[rows], rates[rows, :, 1], target_radius)
+            radius[rows] = nearest_radii(dual, sample, best[rows], known[rows], leads[rows], rates[rows, :, 1], target_radius)
     return radius
 
 
-def _of_labels(
-    dual: SharedDual, sample: Sample, label: Tensor, known: Tensor, leads: Tensor, extra: Tensor, target_radius: float
+class Dual(Protocol):
+    """What a search for radii needs of a dual."""
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs."""
+        ...
+
+    def drift(self, sample: Sample, label: Tensor, rival: Tensor) -> Tensor:
+        """Return bounds on what the errors of eliminated units take from the leads of labels over other outputs."""
+        ...
+
+    def proven(self, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor, goal: float | Tensor = math.inf) -> Tensor:
+        """Return proven lower bounds on the squared norm of a perturbation that reduces the lead to zero."""
+        ...
+
+
+def nearest_radii(
+    dual: Dual, sample: Sample, label: Tensor, known: Tensor, leads: Tensor, extra: Tensor, target_radius: float
 ) -> Tensor:
     """Process the other outputs of each sample by increasing known radius, as long as they can lower the result."""
-    read_out = dual.problem.read_out
     values, order = known.sort(1)
     nearest = torch.full_like(values[:, 0], math.inf)
-    for k in range(len(read_out) - 1):
+    for k in range(dual.n_outputs - 1):
         value, rival = values[:, k], order[:, k]
         closer = value < nearest.clamp(max=target_radius)
         nearest = torch.where(closer, nearest, torch.minimum(nearest, value))
@@ -239,16 +265,17 @@ def _of_labels(
             break
         pick = rows, rival[rows]
         lead = leads[pick]
-        drift = row_norms(read_out[label[rows]] - read_out[rival[rows]]) * sample.drift[rows]
+        here = sample.take(rows)
+        drift = dual.drift(here, label[rows], rival[rows])
         ceiling = nearest[rows].clamp(max=target_radius * (1 + 1e-6)).minimum(FARTHEST * value[rows])
         known_here = value[rows], lead, extra[pick], drift, ceiling
-        proven = _raised(dual, sample.take(rows), label[rows], rival[rows], *known_here)
+        proven = _raised(dual, here, label[rows], rival[rows], *known_here)
         nearest[rows] = torch.minimum(nearest[rows], proven)
     return nearest
 
 
 def _raised(
-    dual: SharedDual,
+    dual: Dual,
     sample: Sample,
     label: Tensor,
     rival: Tensor,
