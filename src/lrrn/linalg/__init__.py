@@ -1,1 +1,1 @@
-"""Block-tridiagonal matrices, and proven bounds on their spectra."""
+"""Linear operators (matrices, convolutions), block-tridiagonal matrices, and proven bounds on norms and spectra."""
