@@ -41,5 +41,5 @@ def test_shifts_depend_on_sample_step_and_seed_only(device):
 
 
 def test_what_is_no_square_image_is_refused():
-    with pytest.raises(ValueError, match="12 features make none"):
+    with pytest.raises(ValueError, match="12 features make no square image"):
         shape_of_images(12)

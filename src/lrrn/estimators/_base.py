@@ -142,7 +142,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         self._check_parameters()
         self._check_images(X.shape[1])
         device = choose_device(self.device)
-        Settings(max_seconds=self.max_seconds)  # refuses a bad one before the clock starts
+        Settings(max_seconds=self.max_seconds, max_condition=self.max_condition)  # refuses bad ones before any work
         self._optimizer_state, self.chosen_, self._budget = None, {}, Budget(self.max_seconds)
         drawn = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._seed = seed = ranks.current().on_main(lambda: drawn)

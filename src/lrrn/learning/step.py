@@ -185,7 +185,8 @@ class Step:
         if self._rule is not None:
             from lrrn.kernels.cpu.several_steps import update
 
-            vector, (rows, width) = self._flat.vector, self._net.W[-1].shape
+            vector, rows = self._flat.vector, len(self._net.W[-1])
+            width = self._net.W[-1].numel() // rows
             last = self._last[0].storage_offset() - vector.storage_offset()
             rate = float(self.optimizer.param_groups[0]["lr"])
             update(vector.numpy(), self._flat.gradient.numpy(), last, width, rows, rate, self._rule)

@@ -69,7 +69,7 @@ class Operator(Protocol):
         ...
 
     def norm(self) -> float:
-        """Return a proven upper bound on the spectral norm."""
+        """Return a proven upper bound on the spectral norm; computed once, for the weight as it is then."""
         ...
 
     @property
@@ -135,6 +135,10 @@ class Dense:
 
     def norm(self) -> float:
         """Return a proven upper bound on the spectral norm, by a verified factorisation."""
+        return self._norm
+
+    @lazy
+    def _norm(self) -> float:
         return verified.spectral_norm(self.weight)
 
     @lazy
@@ -195,19 +199,19 @@ class Conv2d:
         return math.prod(self.out_shape), math.prod(self.in_shape)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        images = x.reshape(-1, *self.in_shape)
+        images = x.reshape(len(x), *self.in_shape)
         with _plain_sums(x):
-            return functional.conv2d(images, weight, stride=self.stride, padding=self.padding).flatten(1)
+            maps = functional.conv2d(images, weight, stride=self.stride, padding=self.padding)
+        return maps.reshape(len(x), math.prod(self.out_shape))
 
     def _transpose(self, y: Tensor, weight: Tensor) -> Tensor:
         kernel = weight.shape[-1]
         # rows and columns at the end that no kernel position reaches
         missed = [(length + 2 * self.padding - kernel) % self.stride for length in self.in_shape[1:]]
-        maps = y.reshape(-1, *self.out_shape)
+        maps = y.reshape(len(y), *self.out_shape)
         with _plain_sums(y):
-            return functional.conv_transpose2d(
-                maps, weight, stride=self.stride, padding=self.padding, output_padding=missed
-            ).flatten(1)
+            images = functional.conv_transpose2d(maps, weight, stride=self.stride, padding=self.padding, output_padding=missed)
+        return images.reshape(len(y), math.prod(self.in_shape))
 
     @in_full_precision
     def apply(self, x: Tensor) -> Tensor:
@@ -221,20 +225,20 @@ class Conv2d:
 
     def added(self, constant: Tensor, x: Tensor, alpha: float = 1.0) -> Tensor:
         """Return ``constant + alpha A x``."""
-        return torch.add(constant, self.apply(x).view(*x.shape[:-1], -1), alpha=alpha)
+        return torch.add(constant, self.apply(x) if x.dim() > 1 else self.apply(x[None])[0], alpha=alpha)
 
     def adjoint_added(self, constant: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
         """Return ``constant + alpha A^T y``."""
-        return torch.add(constant, self.adjoint(y).view(*y.shape[:-1], -1), alpha=alpha)
+        return torch.add(constant, self.adjoint(y) if y.dim() > 1 else self.adjoint(y[None])[0], alpha=alpha)
 
     @in_full_precision
     def outer(self, y: Tensor, x: Tensor) -> Tensor:
         """Return the derivative of the sum over samples of y^T A x in the kernels."""
         with _plain_sums(x):
             return conv2d_weight(
-                x.reshape(-1, *self.in_shape),
+                x.reshape(len(x), *self.in_shape),
                 self.weight.shape,
-                y.reshape(-1, *self.out_shape),
+                y.reshape(len(y), *self.out_shape),
                 stride=self.stride,
                 padding=self.padding,
             )
@@ -248,6 +252,10 @@ class Conv2d:
 
     def norm(self) -> float:
         """Return a proven upper bound on the spectral norm."""
+        return self._norm
+
+    @lazy
+    def _norm(self) -> float:
         return convolution_norm(self.weight, self.in_shape, self.stride, self.padding)
 
     @lazy
@@ -311,13 +319,15 @@ class Pooled:
         return self.inner.shape[0], math.prod(self.in_shape)
 
     def _pooled(self, x: Tensor) -> Tensor:
-        return functional.avg_pool2d(x.reshape(-1, *self.in_shape), self.pool).flatten(1).mul(self.pool)
+        pooled = functional.avg_pool2d(x.reshape(len(x), *self.in_shape), self.pool) * self.pool
+        return pooled.reshape(len(x), self.inner.shape[1])
 
     def _spread(self, y: Tensor) -> Tensor:
         channels, height, width = self.in_shape
-        small = y.reshape(-1, channels, height // self.pool, width // self.pool) / self.pool
+        small = y.reshape(len(y), channels, height // self.pool, width // self.pool) / self.pool
         large = small.repeat_interleave(self.pool, 2).repeat_interleave(self.pool, 3)
-        return functional.pad(large, (0, width - large.shape[3], 0, height - large.shape[2])).flatten(1)
+        padded = functional.pad(large, (0, width - large.shape[3], 0, height - large.shape[2]))
+        return padded.reshape(len(y), self.shape[1])
 
     def apply(self, x: Tensor) -> Tensor:
         """Pool and apply the operator."""
@@ -329,11 +339,11 @@ class Pooled:
 
     def added(self, constant: Tensor, x: Tensor, alpha: float = 1.0) -> Tensor:
         """Return ``constant + alpha A x``."""
-        return torch.add(constant, self.apply(x).view(*x.shape[:-1], -1), alpha=alpha)
+        return torch.add(constant, self.apply(x) if x.dim() > 1 else self.apply(x[None])[0], alpha=alpha)
 
     def adjoint_added(self, constant: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
         """Return ``constant + alpha A^T y``."""
-        return torch.add(constant, self.adjoint(y).view(*y.shape[:-1], -1), alpha=alpha)
+        return torch.add(constant, self.adjoint(y) if y.dim() > 1 else self.adjoint(y[None])[0], alpha=alpha)
 
     def outer(self, y: Tensor, x: Tensor) -> Tensor:
         """Return the derivative in the weight, at pooled inputs."""
