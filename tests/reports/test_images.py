@@ -158,6 +158,7 @@ def test_colours_are_around_grey():
 def test_methods_that_need_matrices_are_refused_for_large_convolutions_before_any_work(monkeypatch):
     model = in_colour(hidden_sizes=(Conv(20, 3),), epochs=1)
     X, y = colours(9)
+    monkeypatch.setattr("lrrn.energy.lifted.UNFOLDED_UNITS", 700)
     monkeypatch.setattr(LRRNClassifier, "certificate", lambda *_: pytest.fail("it was solved first"))
     for method in ("local", "multiplier"):
         with pytest.raises(ValueError, match=f"method '{method}' needs a matrix .* convolutions has 720; use 'auto'"):

@@ -69,15 +69,15 @@ def architecture(net: LRRN) -> str:
     if net.is_dense:
         return "-".join(map(str, net.sizes))
     first, *rest = net.architecture
-    parts = ["\u00d7".join(map(str, first)) if isinstance(first, tuple) else str(first)]
+    parts = ["x".join(map(str, first)) if isinstance(first, tuple) else str(first)]
     for size in rest:
         if not isinstance(size, Conv):
             parts.append(str(size))
             continue
         more = [("stride", size.stride, 1), ("padding", size.padding, 0), ("pool", size.pool, 1)]
         told = [f"{name} {value}" for name, value, usual in more if value != usual]
-        parts.append(", ".join([f"{size.channels} kernels of {size.kernel}\u00d7{size.kernel}", *told]))
-    return " \u2013 ".join(parts)
+        parts.append(", ".join([f"{size.channels} kernels of {size.kernel}x{size.kernel}", *told]))
+    return " - ".join(parts)
 
 
 def samples(session: Session) -> list[dict[str, Any]]:
