@@ -140,10 +140,11 @@ function inRows({ canvas, columns }, n, event) {
 
 // The unit of a map that is pointed at; null between maps.
 function inMaps({ canvas, columns, maps: [, high, wide] }, event) {
-  const box = canvas.getBoundingClientRect(), gap = paint.gapOf(wide);
+  const box = canvas.getBoundingClientRect(), cell = paint.cellOf(wide);
   const x = at(event.clientX - box.left, box.width, canvas.width), y = at(event.clientY - box.top, box.height, canvas.height);
-  const [row, column] = [y % (high + gap), x % (wide + gap)];
+  const [across, down] = [wide * cell + paint.LINE, high * cell + paint.LINE];
+  const [row, column] = [Math.floor((y % down) / cell), Math.floor((x % across) / cell)];
   if (row >= high || column >= wide) return null;
-  const channel = Math.floor(y / (high + gap)) * columns + Math.floor(x / (wide + gap));
+  const channel = Math.floor(y / down) * columns + Math.floor(x / across);
   return (channel * high + row) * wide + column;
 }

@@ -15,7 +15,7 @@ export const theme = () => colours ?? readTheme();
 export function readTheme() {
   const dark = document.documentElement.dataset.theme === "dark";
   colours = {
-    paper: rgb("--paper"), pen: rgb("--pen"), card: rgb("--card"), well: rgb("--well"), accent: rgb("--accent"), line: rgb("--line"),
+    paper: rgb("--paper"), pen: rgb("--pen"), card: rgb("--card"), well: rgb("--well"), accent: rgb("--accent"), line: rgb("--line"), soft: rgb("--soft"),
     low: dark ? [88, 170, 232] : [28, 98, 165],
     high: dark ? [240, 130, 84] : [200, 66, 16],
   };
@@ -92,29 +92,34 @@ export const sheet = (canvas, images, shape, across) =>
   tiles(canvas, images, shape, across, 0, (value) => signed(value / 100), (value) => aroundGrey(value / 100));
 export const thumbnails = (canvas, images, shape, across) => tiles(canvas, images, shape, across, 1, ink, bright);
 
-// Activations of a convolution, a map for each channel.
+// Activations of a convolution, a map for each channel, in cells of some pixels and with a line between maps.
+export const LINE = 2;
+export const cellOf = (columns) => Math.max(1, Math.round(40 / columns));
+
 export function maps(canvas, values, [rows, columns], across, scale) {
-  const by = scale > 0 ? 1 / scale : 0, size = rows * columns;
-  const images = Array.from({ length: values.length / size }, (_, k) => values.slice(k * size, (k + 1) * size));
   theme();
-  tiles(canvas, images, [rows, columns], across, 0, (value) => lit(value * by), null, `rgb(${colours.line})`);
+  const by = scale > 0 ? 1 / scale : 0, size = rows * columns, cell = cellOf(columns);
+  const [wide, high] = [columns * cell + LINE, rows * cell + LINE];
+  sized(canvas, across * wide - LINE, Math.ceil(values.length / size / across) * high - LINE);
+  const context = canvas.getContext("2d");
+  context.fillStyle = `rgb(${colours.soft})`;
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  for (let k = 0; k < values.length; k++) {
+    const map = Math.floor(k / size), at = k % size;
+    context.fillStyle = `rgb(${lit(values[k] * by).map(Math.round)})`;
+    context.fillRect((map % across) * wide + (at % columns) * cell, Math.floor(map / across) * high + Math.floor(at / columns) * cell, cell, cell);
+  }
 }
 
-export const gapOf = (columns) => Math.max(1, Math.round(columns / 10));
-
-function tiles(canvas, images, [rows, columns], across, border, one, channel, ground = null) {
+function tiles(canvas, images, [rows, columns], across, border, one, channel) {
   theme();
-  const gap = gapOf(columns);
+  const gap = Math.max(1, Math.round(columns / 10));
   const lines = Math.max(1, Math.ceil(images.length / across));
   const [wide, high] = [columns + gap, rows + gap];
   const beyond = border ? 0 : gap;
   sized(canvas, across * wide - beyond, lines * high - beyond);
   const context = canvas.getContext("2d");
   context.clearRect(0, 0, canvas.width, canvas.height);
-  if (ground) {
-    context.fillStyle = ground;
-    context.fillRect(0, 0, canvas.width, canvas.height);
-  }
   const tile = context.createImageData(columns, rows);
   images.forEach((values, k) => {
     shade(tile.data, values, rows * columns, one, channel);
