@@ -130,7 +130,7 @@ export class ModelView {
     const { filters, channels } = this.model;
     const { kind, units, images, shape } = filters[this.layer];
     const some = images.length < units ? `, the first ${images.length} of ${units}` : "";
-    const key = channels === 3 ? "grey is zero; what is lighter than grey raises a unit, what is darker lowers it" : "what raises a unit in red, what lowers it in blue";
+    const key = channels === 3 ? "grey is zero; more of a colour than grey raises a unit, less of it lowers it" : "what raises a unit in red, what lowers it in blue";
     find("filters-text").textContent = `${FILTERS[kind](this.layer)}${some}: ${key}.`;
     find("filters").setAttribute("aria-label", `${images.length} filters of layer ${this.layer + 1}`);
     const across = Math.min(images.length, images.length <= 20 ? 10 : 16);
