@@ -305,7 +305,7 @@ def test_which_epoch_early_stopping_keeps(scores, epochs, kept):
 
 
 def test_shifts_need_square_images():
-    with pytest.raises(ValueError, match="8 features make none"):
+    with pytest.raises(ValueError, match="8 features make no square image"):
         Trainer(small_net(), Contrastive(), Settings(shifts=1)).fit(blobs())
 
 

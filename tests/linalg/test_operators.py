@@ -130,3 +130,12 @@ def test_a_hessian_by_products(m, closed, beta, norm):
 def test_the_smallest_eigenvalue_of_one_layer_is_its_discount():
     operators, _ = stack()
     assert hessian_of(operators, (1.0, 0.5, 0.25), (1.0, 1.0, 0.0), 1, False).smallest_eigenvalue() == pytest.approx(1.0)
+
+
+def test_the_bound_on_the_smallest_eigenvalue_is_nearly_tight_where_layers_are_isometries():
+    unit = np.eye(3)
+    operators = [Dense(torch.eye(3, dtype=torch.float64))] * 3
+    discounts, beta = (1.0, 1e3, 1e3), (1e-3, 1.0, 1.0)
+    exact = np.linalg.eigvalsh(assembled([unit] * 3, discounts, beta, 3, False))[0]
+    # the three layers move together, and only the first is held: 1 / 3 of its discount
+    assert 0.98 * exact <= hessian_of(operators, discounts, beta, 3, False).smallest_eigenvalue() <= exact
