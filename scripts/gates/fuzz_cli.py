@@ -72,7 +72,7 @@ VALUES = {
     "--drop": "f0 label 1 no",
     "--delimiter": ", ; | tab xy",
     "--eps": "0.1 0.1,0.2 -1 nan 1e308",
-    "--image": "1x3 3x1 2x2 0x3 x 3x ²x²",
+    "--image": "1x3 3x1 2x2 0x3 x 3x ²x² 3x1x1 1x1x3 2x1x1 3x1x1x1",
     "--device": "cpu auto cuda tpu",
     "--split": "train test",
     "--limit": "1 5 100",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import struct
 import zlib
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from explorer_page import chromium, draw, explorer, find, new_page, strokes, until
+from explorer_page import draw, explorer, find, strokes, until
 
 import lrrn
+from browsing import ARTEFACTS, WAIT, says, settled
 from lrrn import LRRNClassifier, datasets
 from lrrn.reports.evaluation import energies_of, reference_of
 
@@ -21,9 +19,6 @@ pytest.importorskip("starlette", reason="the explorer's server needs the extra e
 pytest.importorskip("playwright", reason="driving a browser needs playwright, of the extra test")
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium here: apt-get install chromium, or set CHROMIUM to one")
 
-ARTEFACTS = Path(__file__).resolve().parents[2] / "out" / "browser"
-WAIT = float(os.environ.get("LRRN_BROWSER_WAIT", "60"))
-"""Seconds to wait for anything to happen; machines that are busy need more."""
 SEEN = """((canvas) => {
   const copy = new OffscreenCanvas(8, 8).getContext("2d", { willReadFrequently: true });
   copy.drawImage(canvas, 0, 0);
@@ -36,38 +31,6 @@ SEEN = """((canvas) => {
 def server():
     with explorer(seconds=WAIT) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def requests():
-    """Everything any page of these tests asked for, kept as an artefact."""
-    urls: list[str] = []
-    yield urls
-    ARTEFACTS.mkdir(parents=True, exist_ok=True)
-    (ARTEFACTS / "requests.json").write_text(json.dumps(urls, indent=1) + "\n")
-
-
-@pytest.fixture(scope="module")
-def problems():
-    """Errors and warnings of all pages: there should be none."""
-    found: list[str] = []
-    yield found
-    assert found == []
-
-
-@pytest.fixture(scope="module")
-def opened(requests, problems):
-    """How to open the explorer."""
-    with chromium() as browser:
-
-        def page_at(url, **options):
-            page = new_page(browser, requests, problems, WAIT, **options)
-            page.goto(url)
-            until(page, "!document.getElementById('main').hidden", WAIT)
-            until(page, "/[0-9a-z]/.test(document.getElementById('prediction').innerText)", WAIT)
-            return page
-
-        yield page_at
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +48,9 @@ def page(shared):
     return shared
 
 
-def settled(page, card="answer-card"):
-    """Wait until what a card shows is the answer to the image as it is now."""
-    until(page, f"document.getElementById('{card}').ariaBusy === 'false'", WAIT)
-
-
 def write(page, digit, **options):
     for line in strokes(digit):
         draw(page, "#pad", line, **options)
-
-
-def says(page, selector, text):
-    until(page, f"document.querySelector({json.dumps(selector)}).innerText.includes({json.dumps(text)})", WAIT)
 
 
 def pick(page, label):

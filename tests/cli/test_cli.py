@@ -250,12 +250,17 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_doe
         (["train", "digits", "--drop", "a"], "--drop is for tables in files; digits is a named data set"),
         (["train", "digits", "--delimiter", ";"], "--delimiter is for tables in files; digits is a named data set"),
         (["train", "t.csv", "--delimiter", "xy"], "--delimiter: a delimiter is one character"),
-        (["train", "digits", "--image", "8"], "--image should be HEIGHTxWIDTH, such as 28x28; got '8'"),
+        (["train", "digits", "--image", "8"], "--image should be HEIGHTxWIDTH, such as 28x28, or 3xHEIGHTxWIDTH for colour"),
+        (["train", "digits", "--image", "2x4x8"], "such as 3x32x32; got '2x4x8'"),
+        (
+            ["train", "digits", "--image-shape", "1,8,8", "--image", "4x16"],
+            "takes images of 1x8x8, channels first, and --image is 4x16",
+        ),
         (["evaluate", "m", "digits", "--split", "valid"], "--split should be one of train, test; got 'valid'"),
         (["certify", "m", "digits", "--method", "magic"], "--method should be one of auto, paper, pairwise"),
         (["attack", "m", "digits", "--clip", "1,0"], "--clip should be two numbers, the smaller one first; got '1,0'"),
         (["predict", "m", "digits", "--eps", "1,2"], "--eps should be one size here; got 1,2"),
-        (["train", "digits", "--image", "7x9"], "--image should be HEIGHTxWIDTH with 64 pixels"),
+        (["train", "digits", "--image", "7x9"], "--image should be HEIGHTxWIDTH or 3xHEIGHTxWIDTH with 64 values"),
     ],
 )
 def test_bad_arguments_are_refused_before_any_work(arguments, message, tmp_path, monkeypatch):

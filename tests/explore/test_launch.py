@@ -119,7 +119,7 @@ def test_without_its_packages_the_command_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--image", "8by8"], 2, "HEIGHTxWIDTH, such as 28x28; got '8by8'"),
+        (["--image", "8by8"], 2, "HEIGHTxWIDTH, such as 28x28, or 3xHEIGHTxWIDTH for colour, such as 3x32x32; got '8by8'"),
         (["--image", "8x8"], 1, "--samples and --image are for a model of yours"),
         (["--port", "70000"], 2, "--port"),
         (["no.safetensors"], 1, "no file no.safetensors"),

@@ -61,6 +61,13 @@ def test_a_reference_holds_samples_of_every_class_in_turn_or_none():
         (dict(samples=np.zeros((6, 5), np.float32)), "not of 4 features"),
         (dict(samples=np.full((6, 4), np.nan, np.float32)), "not finite"),
         (dict(image_shape=(3, 2)), "images of shape"),
+        (dict(image_shape=(2, 1, 2)), "cannot be shown"),
+        (dict(image_shape=(3, 1, 2)), "images of shape"),
+        (dict(image_shape=(2, 2, 9)), "cannot be shown"),
+        (dict(image_shape=(4,)), "cannot be shown"),
+        (dict(image_shape=(-2, -2)), "positive integers"),
+        (dict(image_shape=(2.0, 2.0)), "positive integers"),
+        (dict(image_shape="22"), "positive integers"),
         (dict(low=1.0, high=1.0), "empty range"),
         (dict(energies={"mirrored": np.ones(3)}), "energies of its reference are missing"),
     ],
@@ -71,3 +78,19 @@ def test_a_reference_that_does_not_fit_its_model_is_refused(change, message, pat
     with pytest.raises(FileFormatError, match=message):
         load_reference(path)
     np.testing.assert_array_equal(lrrn.load(path).predict(table()), model.predict(table()))
+
+
+@pytest.mark.parametrize(("stored", "shape"), [((2, 2), (2, 2)), ((1, 2, 2), (2, 2)), ((1, 4), (1, 4)), ((4, 1), (4, 1))])
+def test_the_shape_of_grey_images_is_height_and_width(stored, shape, path):
+    """Files of earlier versions hold (height, width)."""
+    model = classifier()
+    lrrn.save(model, path, dataclasses.replace(reference(model), image_shape=stored))
+    assert load_reference(path).image_shape == shape
+
+
+def test_colour_images_keep_their_channels(path):
+    X = np.random.default_rng(0).random((12, 12))
+    model = classifier(y=np.arange(12) % 3, X=X)
+    energies = {"samples": model.energy(X)}
+    lrrn.save(model, path, reference_of(model, X, None, (3, 2, 2), "colours", 4, None, None, energies))
+    assert load_reference(path).image_shape == (3, 2, 2)

@@ -10,13 +10,13 @@ from lrrn.cli.inputs import (
     DataSource,
     check_model,
     device_name,
-    height_and_width,
     image_shape,
     load_classifier,
     load_fitted,
     method_name,
     numbers,
     perturbation_sizes,
+    sides_of,
 )
 from lrrn.cli.options import (
     Delimiter,
@@ -56,7 +56,7 @@ def evaluate(
     page: PageFile = None,
 ) -> None:
     """Evaluate a saved model on some data, which need not fit into memory."""
-    sizes, _ = perturbation_sizes(eps), image and height_and_width(image)
+    sizes, _ = perturbation_sizes(eps), image and sides_of(image)
     source = DataSource(data, split, root, target, drop, delimiter)
     json_file, page, samples = writable(json_file), writable(page), writable(samples)
     check_distinct((model, data, target), samples, json_file, page)
@@ -64,11 +64,12 @@ def evaluate(
     where = device_name(device)
 
     from lrrn.reports import evaluation
+    from lrrn.reports.images import own_images
     from lrrn.runtime.ranks import joined
 
     with errors_explained(), joined(where) as ranks:
         fitted, rows = load_fitted(model, source, device)
-        shape = image_shape(data, image, rows.n_features)
+        shape = image_shape(data, image, rows.n_features, own_images(fitted))
         result = evaluation.evaluate(model.name, fitted, rows, None, sizes, shape, None, None, seed, samples)
     if ranks.is_main:
         publish(f"{model.name} on {data}", [result], json_file, page, shape)

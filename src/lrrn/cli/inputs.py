@@ -69,32 +69,38 @@ def method_name(method: str) -> str:
     return one_of(method, "--method", METHODS)
 
 
-def height_and_width(image: str) -> tuple[int, int]:
-    """Return the shape that --image names."""
-    height, _, width = image.partition("x")
-    digits = height.isdecimal() and width.isdecimal() and len(image) < 20
-    if not (digits and int(height) * int(width) > 0):
-        raise typer.BadParameter(f"--image should be HEIGHTxWIDTH, such as 28x28; got {image!r}")
-    return int(height), int(width)
+def sides_of(image: str) -> tuple[int, ...]:
+    """Return the shape that --image names: height and width, after a 3 if images are in colour."""
+    parts = image.split("x")
+    fine = len(image) < 20 and len(parts) in (2, 3) and all(part.isdecimal() and int(part) > 0 for part in parts)
+    if not fine or (len(parts) == 3 and parts[0] not in ("1", "3")):
+        raise typer.BadParameter(
+            f"--image should be HEIGHTxWIDTH, such as 28x28, or 3xHEIGHTxWIDTH for colour, such as 3x32x32; got {image!r}"
+        )
+    sides = tuple(int(part) for part in parts)
+    return sides[1:] if len(sides) == 3 and sides[0] == 1 else sides
 
 
-def image_shape(
-    data: str, image: str | None, n_features: int, of_model: tuple[int, int, int] | None = None
-) -> tuple[int, int] | None:
+def image_shape(data: str, image: str | None, n_features: int, of_model: Sequence[int] | None = None) -> tuple[int, ...] | None:
     """Return the shape of samples that are images: the one given, the model's, or a square for a named data set.
 
-    Images with several channels have none.
+    Images that are neither grey nor in colour have none.
     """
     from lrrn import datasets
 
     if image is None and of_model is not None:
-        return of_model[1:] if of_model[0] == 1 else None
+        return {1: tuple(of_model[1:]), 3: tuple(of_model)}.get(of_model[0])
     if image is None:
         side = round(n_features**0.5)
         return (side, side) if data in datasets.NAMES else None
-    shape = height_and_width(image)
-    if shape[0] * shape[1] != n_features:
-        raise typer.BadParameter(f"--image should be HEIGHTxWIDTH with {n_features} pixels in all; got {image!r}")
+    shape = sides_of(image)
+    if of_model is not None and tuple(of_model) != (1, *shape)[-3:]:
+        own = "x".join(map(str, of_model))
+        raise typer.BadParameter(f"the model takes images of {own}, channels first, and --image is {image}; leave it out")
+    if math.prod(shape) != n_features:
+        raise typer.BadParameter(
+            f"--image should be HEIGHTxWIDTH or 3xHEIGHTxWIDTH with {n_features} values in all; got {image!r}"
+        )
     return shape
 
 

@@ -54,7 +54,13 @@ Delimiter = Annotated[
 Root = Annotated[Path | None, typer.Option("--data", "--root", help="Folder of the MNIST family; LRRN_DATA if not given.")]
 Split = Annotated[str, typer.Option(help="Split of a named data set: train or test.")]
 Limit = Annotated[int | None, typer.Option(help="Number of samples, from the first on; all if not given.", min=1)]
-ImageShape = Annotated[str | None, typer.Option("--image", help="Height and width, if samples are images: 28x28.")]
+ImageShape = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        help="Height and width, if samples are images: 28x28; 3x32x32 in colour. Models of images know it.",
+    ),
+]
 Samples = Annotated[
     Path | None,
     typer.Option(

@@ -128,7 +128,7 @@ def show_comparisons(sections: Sequence[Section]) -> None:
 
 
 def publish(
-    title: str, results: list[Evaluation], json_file: Path | None, page: Path | None, image_shape: tuple[int, int] | None
+    title: str, results: list[Evaluation], json_file: Path | None, page: Path | None, image_shape: tuple[int, ...] | None
 ) -> None:
     """Print evaluations, and write them to the files asked for."""
     from lrrn.reports.evaluation import as_page, as_table

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from lrrn.cli.inputs import DataSource, check_model, device_name, height_and_width, load_fitted
+from lrrn.cli.inputs import DataSource, check_model, device_name, load_fitted, sides_of
 from lrrn.cli.options import Device, ImageShape, JsonFile, PageFile, Root, Seed, Target
 from lrrn.cli.output import check_distinct, console, errors_explained, publish, writable, write_json
 
@@ -56,7 +56,7 @@ def explore(
 
     with errors_explained():
         check_installed()
-        json_file, shape = writable(json_file), None if image is None else height_and_width(image)
+        json_file, shape = writable(json_file), None if image is None else sides_of(image)
         source = None if samples is None else DataSource(samples, "test", root, target)
         if model is not None:
             check_model(model)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lrrn.cli.inputs import DataSource, device_name, height_and_width, image_shape, one_size, train_and_test
+from lrrn.cli.inputs import DataSource, device_name, image_shape, one_size, sides_of, train_and_test
 from lrrn.cli.options import Delimiter, Device, Drop, ImageShape, JsonFile, Kind, PageFile, Root, Source, Target
 from lrrn.cli.output import check_distinct, console, errors_explained, publish, writable
 from lrrn.cli.parameters import convolutions, parsed, with_parameters
@@ -51,7 +51,7 @@ def train(
 
     Every parameter of the estimators is an option; those not given keep the estimator's defaults.
     """
-    size, values, _ = one_size(eps), parsed(parameters, kind), image and height_and_width(image)
+    size, values, _ = one_size(eps), parsed(parameters, kind), image and sides_of(image)
     if size is not None:
         if kind is Kind.energy:
             raise typer.BadParameter("--eps does not apply to --model energy")
@@ -79,9 +79,9 @@ def train(
     model.set_params(random_state=seed, device=where, verbose=1)
     with errors_explained(checkpoint), joined(where) as ranks:
         (X, y), (X_test, y_test), names = train_and_test(source, test_share, seed, kind)
-        if model.image_shape is None and layers and source.is_named:
-            model.set_params(image_shape=(1, *image_shape(data, None, X.shape[1])))  # type: ignore[misc]
         shape = image_shape(data, image, X.shape[1], model.image_shape)
+        if model.image_shape is None and layers and shape is not None:
+            model.set_params(image_shape=(1, *shape)[-3:])
         if parameters["standardize"] is None:
             inside = X.min() >= 0 and X.max() <= 1
             model.set_params(standardize="features" if shape is None else not inside)

@@ -16,9 +16,10 @@ from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
 from lrrn.estimators._base import LiftedEstimator
 from lrrn.explore.session import Explorable, Session
 from lrrn.network import LRRN
-from lrrn.persistence.reference import Reference
+from lrrn.persistence.reference import ImageShape, Reference
 from lrrn.persistence.serialization import load, load_reference
 from lrrn.reports.evaluation import KEPT_SAMPLES, energies_of, reference_of
+from lrrn.reports.images import image_shape_of, own_images
 
 Array = NDArray[Any]
 EPOCHS = 30
@@ -37,21 +38,24 @@ class Opened:
     refine: Callable[[], Reference] | None = None
 
 
-def open_file(
-    path: Path, device: str, image_shape: tuple[int, int] | None, data: tuple[str, Array, Array | None] | None
-) -> Opened:
+def open_file(path: Path, device: str, image_shape: ImageShape | None, data: tuple[str, Array, Array | None] | None) -> Opened:
     """Open a saved classifier or energy model.
 
-    Height and width of images are by default those in the file, or else those of a square. ``data`` is name, features and
-    labels of samples to compare with, instead of the reference in the file.
+    The shape of images is by default the model's own, that in the file, or else that of a square. ``data`` is name, features
+    and labels of samples to compare with, instead of the reference in the file.
     """
     model = load(path, device=device)
     checked = _explorable(path, model)
     reference = load_reference(path)
     n = checked.n_features_in_
-    shape = image_shape or (reference.image_shape if reference is not None else None) or _square(path, n)
-    if math.prod(shape) != n:
-        raise ValueError(f"images of {shape[0]}x{shape[1]} have {math.prod(shape)} pixels and {path} takes {n} features")
+    if image_shape is not None and math.prod(image_shape) != n:
+        named = "x".join(map(str, image_shape))
+        raise ValueError(f"images of {named} have {math.prod(image_shape)} pixels and {path} takes {n} features")
+    own = own_images(checked)
+    if own is not None and own[0] not in (1, 3):
+        raise ValueError(f"{path} takes images of {own[0]} channels; the explorer draws grey or colour images, of 1 or 3")
+    stored = None if reference is None else reference.image_shape
+    shape = image_shape_of(checked, image_shape) or stored or _square(path, n)
     if data is not None:
         name, X, y = data
         if X.shape[1] != n:
@@ -89,7 +93,7 @@ def _compared(
     model: Explorable,
     X: Array,
     y: Array | None,
-    shape: tuple[int, int],
+    shape: ImageShape,
     source: str,
     keep: int,
     in_distribution: Array | None = None,
@@ -120,11 +124,11 @@ def _explorable(path: Path, model: LRRN | LiftedEstimator) -> Explorable:
     )
 
 
-def _square(path: Path, n_features: int) -> tuple[int, int]:
+def _square(path: Path, n_features: int) -> ImageShape:
     side = math.isqrt(n_features)
     if side * side != n_features or side < SMALLEST_SIDE:
         raise ValueError(
             f"{path} takes {n_features} features, which make no square image; the explorer draws images. "
-            "If they are pixels, say how many rows and columns with --image HEIGHTxWIDTH"
+            "If they are pixels, say how many rows and columns with --image HEIGHTxWIDTH, or 3xHEIGHTxWIDTH in colour"
         )
     return side, side

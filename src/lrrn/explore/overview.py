@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lrrn.estimators import LRRNClassifier
 from lrrn.explore.session import Session
+from lrrn.network import LRRN, Conv
 from lrrn.persistence.reference import Reference
 from lrrn.reports.evaluation import auroc
+from lrrn.reports.images import filters_of
 
 Array = NDArray[Any]
 SHOWN_FILTERS = 100
 """Largest number of filters shown per layer; the others look similar."""
 BINS, POINTS = 48, 101
 NO_REFERENCE = (
-    "This file holds nothing of held-out samples to compare with, so grey values are taken to go from 0 to 1. Models saved by "
+    "This file holds nothing of held-out samples to compare with, so pixels are taken to go from 0 to 1. Models saved by "
     "lrrn train do; or name some data with --samples."
 )
 
@@ -32,8 +33,14 @@ def describe(session: Session, name: str) -> dict[str, Any]:
         "kind": "classifier" if classifier else "energy model",
         "objective": model._use("objective") if classifier else "free energy",
         "classes": session.classes,
-        "shape": list(session.image_shape),
+        "shape": list(session.image_shape[-2:]),
+        "channels": session.image_shape[0] if len(session.image_shape) == 3 else 1,
         "sizes": list(net.sizes),
+        "architecture": architecture(net),
+        "layers": [
+            {"maps": list(layer.out_shape) if layer.convolves else None, "shown": session.shown_channels(layer)}
+            for layer in net.layers
+        ],
         "beta": list(net.beta),
         "gamma": net.gamma,
         "constraints": [str(interval) for interval in net.intervals],
@@ -45,19 +52,32 @@ def describe(session: Session, name: str) -> dict[str, Any]:
 
 
 def filters(session: Session) -> list[dict[str, Any]]:
-    """Return the rows of W_k ... W_0, layer by layer: each unit's linear response to the image, ignoring constraints.
-
-    Each filter is scaled to integers from -100 to 100.
-    """
-    shown, product = [], None
-    for w in session.model.network_.W:
-        w = w.detach().cpu().to(torch.float64)
-        product = w if product is None else w @ product
-        rows = product[:SHOWN_FILTERS].numpy()
+    """Return the filters of every layer, see :class:`~lrrn.reports.images.Filters`, as integers from -100 to 100."""
+    net, shown = session.model.network_, []
+    for layer in range(len(net.layers)):
+        found = filters_of(net, session.image_shape, layer, SHOWN_FILTERS)
+        rows = found.images.reshape(len(found.images), -1).astype(np.float64)
         largest = np.abs(rows).max(axis=1, keepdims=True)
         scaled = np.rint(100 * rows / np.where(largest > 0, largest, 1.0)).astype(int)
-        shown.append({"units": len(product), "images": scaled.tolist()})
+        shape = list(found.images.shape[-2:])
+        shown.append({"kind": found.kind, "units": found.n, "shape": shape, "images": scaled.tolist()})
     return shown
+
+
+def architecture(net: LRRN) -> str:
+    """Return the sizes of the layers in one line; convolutions by their kernels."""
+    if net.is_dense:
+        return "-".join(map(str, net.sizes))
+    first, *rest = net.architecture
+    parts = ["x".join(map(str, first)) if isinstance(first, tuple) else str(first)]
+    for size in rest:
+        if not isinstance(size, Conv):
+            parts.append(str(size))
+            continue
+        more = [("stride", size.stride, 1), ("padding", size.padding, 0), ("pool", size.pool, 1)]
+        told = [f"{name} {value}" for name, value, usual in more if value != usual]
+        parts.append(", ".join([f"{size.channels} kernels of {size.kernel}x{size.kernel}", *told]))
+    return " - ".join(parts)
 
 
 def samples(session: Session) -> list[dict[str, Any]]:

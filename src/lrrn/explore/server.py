@@ -228,10 +228,11 @@ async def _read(request: Request, limit: int) -> dict[str, Any]:
 
 
 def _pixels(values: Any, session: Session) -> NDArray[np.float64]:
-    """Check an image: numbers in [0, 1], one per pixel of the model."""
-    height, width = session.image_shape
-    expected = f"{height} x {width} grey values from 0 to 1, row by row"
-    if not isinstance(values, list) or len(values) != height * width:
+    """Check an image: numbers in [0, 1], one per pixel and channel of the model."""
+    *channels, height, width = session.image_shape
+    of = "red, green and blue values from 0 to 1, channel by channel and" if channels else "grey values from 0 to 1,"
+    expected = f"{height} x {width} {of} row by row"
+    if not isinstance(values, list) or len(values) != session.n_pixels:
         got = f"{len(values)} values" if isinstance(values, list) else type(values).__name__
         raise Refusal(400, f"An image should be {expected}; got {got}.")
     if not all(type(value) in (int, float) and 0 <= value <= 1 for value in values):

@@ -1,7 +1,7 @@
 """Computations of the explorer: functions of a fitted model and one image, independent of the web server.
 
-Images are passed and returned as lists of grey values in [0, 1], row by row. Radii and norms are in the default norm of
-the model.
+Images are passed and returned as lists of values in [0, 1], row by row: grey values, or red, then green, then blue ones. Radii
+and norms are in the default norm of the model.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 from lrrn.attacks import minimal_perturbation, strongest_perturbation
 from lrrn.certificates.radius import certify_solution
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
+from lrrn.linalg.operators import LayerShape
 from lrrn.network.solution import Solution, top_two
-from lrrn.persistence.reference import Reference
+from lrrn.persistence.reference import ImageShape, Reference
 from lrrn.qp import DEFAULT_TOL, row_norms
 from lrrn.runtime.threads import blas_threads
 
@@ -31,6 +32,8 @@ NORMS = 41
 """Number of norms at which an attack is shown, including 0."""
 LOCAL_UNITS = 400
 """Largest number of unknowns for local radii. Larger networks take too long per sample for interactive use."""
+SHOWN_UNITS = 4096
+"""Largest number of activations of a convolution to send, in whole channels; the others are only counted."""
 BUDGET = 1.0
 """Time budget in seconds for the constants that local radii start from; the final radii do not depend on them."""
 
@@ -39,7 +42,7 @@ BUDGET = 1.0
 class Session:
     """A fitted model that answers queries about one image at a time; held-out samples, to compare with, are optional."""
 
-    def __init__(self, model: Explorable, image_shape: tuple[int, int], reference: Reference | None) -> None:
+    def __init__(self, model: Explorable, image_shape: ImageShape, reference: Reference | None) -> None:
         self.model, self.image_shape, self.reference = model, image_shape, reference
         self.low, self.high = (0.0, 1.0) if reference is None else (reference.low, reference.high)
         self._net = model.network_
@@ -48,7 +51,7 @@ class Session:
 
     @property
     def n_pixels(self) -> int:
-        """Number of pixels of an image."""
+        """Number of values of an image: its pixels, times three in colour."""
         return math.prod(self.image_shape)
 
     @property
@@ -68,6 +71,11 @@ class Session:
         local = None
         if by_energy:
             local = "Labels of least energy have one certificate, made of those energies."
+        elif not self._energy.has_matrices:
+            local = (
+                "A local radius needs a matrix of the size of all hidden units, and this network with convolutions has "
+                f"{sum(self._energy.free_sizes):,}. The radius shown is proven all the same, by method spectral."
+            )
         elif sum(self._energy.free_sizes) > LOCAL_UNITS:
             local = f"With more than {LOCAL_UNITS} hidden units a local radius takes too long to wait for."
         return {"scores": None, "attack": attack, "clamp": None, "local": local}
@@ -81,7 +89,8 @@ class Session:
             answer: dict[str, Any] = {
                 "solve": self._told(x, free),
                 "energy": self._weighed(float(free.energy[0])),
-                "activations": [_plain(z[0]) for z in free.activations],
+                "activations": self._activations(free),
+                "active": [int(np.count_nonzero(_plain(z[0]))) for z in free.activations],
                 "reconstructions": self._reconstructed(free),
             }
             if isinstance(self.model, LRRNClassifier):
@@ -125,7 +134,7 @@ class Session:
             "label": label,
             "gap": float(clamped.energy[0] - free.energy[0]),
             "energy": float(clamped.energy[0]),
-            "activations": [_plain(z[0]) for z in clamped.activations],
+            "activations": self._activations(clamped),
             "reconstructions": self._reconstructed(clamped),
             "free": self._reconstructed(free),
         }
@@ -200,6 +209,19 @@ class Session:
     def _clamped_energies(self, x: Tensor) -> Tensor:
         n = len(self.classes)
         return self._infer(x.expand(n, -1), torch.eye(n, dtype=x.dtype, device=x.device)).energy
+
+    def _activations(self, solution: Solution) -> list[list[float]]:
+        """Return the activations of every layer; of a convolution with many units, those of the first channels."""
+        return [
+            _plain(z[0, : self.shown_channels(layer) * math.prod(layer.out_shape[1:])])
+            for layer, z in zip(self._net.layers, solution.activations, strict=True)
+        ]
+
+    @staticmethod
+    def shown_channels(layer: LayerShape) -> int:
+        """Return the number of channels of a layer whose activations are sent; all units of a layer that is no convolution."""
+        channels, *sides = layer.out_shape
+        return min(channels, max(1, SHOWN_UNITS // math.prod(sides))) if sides else channels
 
     def _reconstructed(self, solution: Solution) -> list[list[float] | None]:
         """Return the image reconstructed from each layer's activations alone; None where a layer has no reconstruction term."""

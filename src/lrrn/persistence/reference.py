@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import numbers
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,6 +18,27 @@ PREFIX = "reference."
 """Prefix of the names of a reference's tensors, which separates them from those of the network."""
 UNKNOWN = -1
 
+ImageShape = tuple[int, ...]
+"""Height and width of grey images; 3, height and width of colour images, whose features go channel by channel."""
+
+
+def picture_shape(shape: Sequence[int]) -> ImageShape:
+    """Return the shape of images that can be shown, (height, width) or (3, height, width); one channel is left out.
+
+    Raise ValueError for anything else: images are shown in grey or in red, green and blue.
+    """
+    sides = tuple(shape)
+    if not all(isinstance(side, numbers.Integral) and not isinstance(side, bool) and side > 0 for side in sides):
+        raise ValueError(f"the shape of an image is positive integers; got {sides}")
+    if len(sides) == 3 and sides[0] == 1:
+        sides = sides[1:]
+    if len(sides) != 2 and not (len(sides) == 3 and sides[0] == 3):
+        raise ValueError(
+            f"images of shape {sides} cannot be shown: it should be (height, width), or (channels, height, width) with 1 or 3 "
+            "channels"
+        )
+    return tuple(int(side) for side in sides)
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -27,8 +49,8 @@ class Reference:
     ----------
     source : str
         Origin of the samples.
-    image_shape : (int, int) or None
-        Height and width, if samples are images.
+    image_shape : tuple of int, or None
+        Height and width, if samples are grey images; 3, height and width, if they are colour images.
     low, high : float
         Smallest and largest feature.
     score : float or None
@@ -44,7 +66,7 @@ class Reference:
     """
 
     source: str
-    image_shape: tuple[int, int] | None
+    image_shape: ImageShape | None
     low: float
     high: float
     score: float | None
@@ -77,7 +99,7 @@ class Reference:
         arrays = {name.removeprefix(PREFIX): tensor.numpy() for name, tensor in tensors.items() if name.startswith(PREFIX)}
         low, high = (float(end) for end in header["range"])
         shape = header["image_shape"]
-        shape = None if shape is None else (int(shape[0]), int(shape[1]))
+        shape = None if shape is None else picture_shape(shape)
         samples, labels, radii = arrays["samples"], arrays["labels"], arrays.get("radii")
         energies = {str(name): arrays[f"energies.{k}"] for k, name in enumerate(header["energies"])}
         if samples.ndim != 2 or samples.shape[1] != n_features or labels.shape != (len(samples),):
@@ -86,7 +108,7 @@ class Reference:
             )
         if labels.dtype != np.int64 or (len(labels) and not UNKNOWN <= labels.min() <= labels.max() < n_classes):
             raise ValueError(f"labels of its samples are not numbers of {n_classes} classes")
-        if shape is not None and (min(shape) < 1 or math.prod(shape) != n_features):
+        if shape is not None and math.prod(shape) != n_features:
             raise ValueError(f"images of shape {shape} for {n_features} features")
         numbers = [samples, *energies.values(), *([] if radii is None else [radii])]
         if not low < high or any(array.dtype.kind != "f" or not np.isfinite(array).all() for array in numbers):

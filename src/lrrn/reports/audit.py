@@ -18,6 +18,7 @@ from lrrn.attacks.perturbations import minimal_perturbation, pgd
 from lrrn.datasets.rows import ArrayRows, Rows
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
 from lrrn.reports.evaluation import check_labels, finite, heading_of, sizes_for
+from lrrn.reports.images import obstacle_of
 from lrrn.reports.page import Page
 from lrrn.reports.pipelines import PipelineModel, identity_of, last_of
 from lrrn.reports.scoring import Parts, over_rows
@@ -163,6 +164,9 @@ def certify(
         if method not in ("auto", "energy"):
             raise ValueError(f"an energy model has one method, 'energy'; got {method!r}")
         method = "energy"
+    obstacle = obstacle_of(model.network_, method)
+    if obstacle is not None:  # before hours of solves
+        raise ValueError(obstacle)
 
     def work(X: Array, y: Array | None, _: int) -> dict[str, Array]:
         if isinstance(last_of(model), LRRNEnergyModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,8 @@ from sklearn.metrics import r2_score
 
 from lrrn.datasets.rows import ArrayRows, Rows
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
-from lrrn.persistence.reference import UNKNOWN, Reference
+from lrrn.persistence.reference import UNKNOWN, ImageShape, Reference
+from lrrn.reports.images import image_shape_of, mirrored, show_filters
 from lrrn.reports.page import Page
 from lrrn.reports.pipelines import PipelineModel, identity_of, last_of
 from lrrn.reports.scoring import Parts, over_rows
@@ -105,7 +105,7 @@ def evaluate(
     X: Array | Rows,
     y: Array | None = None,
     eps: Sequence[float] | None = None,
-    image_shape: tuple[int, int] | None = None,
+    image_shape: Sequence[int] | None = None,
     in_distribution: Array | None = None,
     seconds: float | None = None,
     seed: int = 0,
@@ -125,8 +125,9 @@ def evaluate(
     eps : sequence of float, optional
         Perturbation sizes, in the model's default norm. By default 0.1, 0.25 and 0.5, times the common scale that
         ``standardize`` found.
-    image_shape : (int, int), optional
-        Height and width if samples are images. Mirrored images then serve as out-of-distribution inputs too.
+    image_shape : tuple of int, optional
+        (height, width) or (channels, height, width), with 1 or 3 channels, if samples are images; by default that of the model.
+        Mirrored images then serve as out-of-distribution inputs too.
     in_distribution : array of shape (n, n_features), optional
         Samples to fit the Gaussian of out-of-distribution inputs to; X if not given. Out-of-distribution inputs are generated
         from, and compared with, at most the first 65,536 samples.
@@ -143,15 +144,14 @@ def evaluate(
     """
     rows = X if isinstance(X, Rows) else ArrayRows(np.asanyarray(X), None if y is None else np.asarray(y))
     sizes = sizes_for(model, eps)
-    if image_shape is not None and math.prod(image_shape) != rows.n_features:
-        raise ValueError(f"images of {image_shape[0]} x {image_shape[1]} do not fit {rows.n_features} features")
+    shape = image_shape_of(model, image_shape)
     # what identifies a run, so that it does not resume from the parts of another one
     run = {"model": identity_of(model), "sizes": list(sizes), "seed": seed, "as": "evaluate"}
     parts = None if samples is None else Parts(samples, run)
     work = partial(_score_chunk, model, sizes, rows.has_targets or samples is not None)
     columns = over_rows(rows, model.chunk_rows_, work, parts)
     score, radii, certified, half_width = _scored(model, sizes, rows.has_targets, columns)
-    energies = {"samples": columns["energy"], **_energies_outside(model, rows, image_shape, in_distribution, seed)}
+    energies = {"samples": columns["energy"], **_energies_outside(model, rows, shape, in_distribution, seed)}
     return Evaluation(
         name=name,
         n_samples=rows.n_samples,
@@ -206,7 +206,7 @@ def reference_of(
     model: Model,
     X: Array,
     y: Array | None,
-    image_shape: tuple[int, int] | None,
+    image_shape: ImageShape | None,
     source: str,
     keep: int,
     score: float | None,
@@ -262,7 +262,7 @@ def _trained_for(model: Model) -> float | None:
 
 
 def energies_of(
-    model: Model, X: Array, image_shape: tuple[int, int] | None, in_distribution: Array | None = None, seed: int = 0
+    model: Model, X: Array, image_shape: ImageShape | None, in_distribution: Array | None = None, seed: int = 0
 ) -> dict[str, Array]:
     """Return the energies of samples and of out-of-distribution inputs, by kind of input; arguments as for `evaluate`."""
     return {"samples": model.energy(X), **_energies_outside(model, ArrayRows(X), image_shape, in_distribution, seed)}
@@ -276,7 +276,7 @@ def check_labels(model: Any, y: Array) -> None:
 
 
 def _energies_outside(
-    model: Model, rows: Rows, image_shape: tuple[int, int] | None, in_distribution: Array | None, seed: int
+    model: Model, rows: Rows, image_shape: ImageShape | None, in_distribution: Array | None, seed: int
 ) -> dict[str, Array]:
     """Return energies of out-of-distribution inputs: mirrored images, and draws from a Gaussian with the data's moments."""
     rows, size = rows.first(MOST_OUTSIDE), model.chunk_rows_
@@ -285,7 +285,7 @@ def _energies_outside(
     def work(X: Array, y: Array | None, chunk: int) -> dict[str, Array]:
         columns = {}
         if image_shape is not None:
-            columns["mirrored"] = model.energy(X.reshape(len(X), *image_shape)[:, :, ::-1].reshape(X.shape))
+            columns["mirrored"] = model.energy(mirrored(X, image_shape))
         # one random stream per chunk, far apart, so that a chunk's draws do not depend on which rank makes them
         generator = np.random.Generator(np.random.PCG64(seed).jumped(chunk))
         draws = generator.standard_normal(X.shape) @ root + mean
@@ -358,8 +358,8 @@ def _cell(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def as_page(title: str, evaluations: Sequence[Evaluation], image_shape: tuple[int, int] | None = None) -> str:
-    """Return a self-contained HTML page: the table, loss curves, certified accuracy, energies and filters."""
+def as_page(title: str, evaluations: Sequence[Evaluation], image_shape: Sequence[int] | None = None) -> str:
+    """Return a self-contained HTML page: the table, loss curves, certified accuracy, energies and filters of images."""
     page = Page(title)
     columns, rows = as_table(evaluations)
     page.table(columns, rows, [next((text for name, text in MEANINGS.items() if row[0].startswith(name)), "") for row in rows])
@@ -391,9 +391,5 @@ def as_page(title: str, evaluations: Sequence[Evaluation], image_shape: tuple[in
         page.lines("Certified accuracy against the size of the perturbation", "norm of the perturbation", "share", shares)
     for e in telling:
         page.histograms(f"Energies: {e.name}", "energy", e.energies)
-    if image_shape is not None:
-        page.heading("First-layer filters")
-        for e in evaluations:
-            filters = e.model.network_.W[0].detach().cpu().numpy().reshape(-1, *image_shape)
-            page.images(f"Rows of the first weight matrix: {e.name}", filters)
+    show_filters(page, {e.name: e.model for e in evaluations}, image_shape)
     return page.html()

@@ -81,7 +81,10 @@ class Page:
         self._parts.append(_figure(caption, _chart(x, "share of samples", curves, False, True)))
 
     def images(self, caption: str, images: NDArray[Any], columns: int = 16, zoom: int = 4) -> None:
-        """Add a grid of images of shape (n, height, width), each scaled separately: blue is negative, red is positive."""
+        """Add a grid of images of shape (n, height, width), each scaled separately: blue is negative, red is positive.
+
+        Colour images, of shape (n, 3, height, width), are shown around grey, which is zero.
+        """
         pixels = sheet(images, columns)
         self.picture(caption, png(pixels), f"width={pixels.shape[1] * zoom} height={pixels.shape[0] * zoom}")
 
@@ -174,20 +177,24 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def sheet(images: NDArray[Any], columns: int) -> NDArray[np.uint8]:
-    """Arrange images of shape (n, height, width) in a grid of shades for :func:`png`; each image is scaled separately."""
-    n, height, width = images.shape
+    """Arrange images in a grid for :func:`png`, each scaled separately.
+
+    Images of shape (n, height, width) become shades, those of shape (n, 3, height, width) colours.
+    """
+    n, *colours, height, width = images.shape
     rows = -(-n // columns)
-    pixels = np.full((rows * (height + 1), min(columns, n) * (width + 1)), SHADES, np.uint8)
+    zero, blank = (127.5, 255) if colours else (SHADES, SHADES)
+    pixels = np.full((rows * (height + 1), min(columns, n) * (width + 1), *colours), blank, np.uint8)
     for index, image in enumerate(images):
-        shades = np.rint(SHADES * (1 + image / max(float(np.abs(image).max()), 1e-30)))
+        shades = np.rint(zero * (1 + image / max(float(np.abs(image).max()), 1e-30)))
         top, left = index // columns * (height + 1), index % columns * (width + 1)
-        pixels[top : top + height, left : left + width] = shades
+        pixels[top : top + height, left : left + width] = np.moveaxis(shades, 0, -1) if colours else shades
     return pixels
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Encode shades of shape (height, width): 0 is blue, ``SHADES`` white, twice that red."""
-    height, width = pixels.shape
+    """Encode shades of shape (height, width): 0 is blue, ``SHADES`` white, twice that red. Colours have a last axis of 3."""
+    height, width = pixels.shape[:2]
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -196,6 +203,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     full = np.full_like(fade, 255)
     blue, red = np.stack([fade, fade, full], -1), np.stack([full, fade, fade], -1)[-2::-1]
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    header, palette = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0), np.concatenate([blue, red]).tobytes()
-    parts = chunk(b"IHDR", header) + chunk(b"PLTE", palette) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    kind, palette = (3, chunk(b"PLTE", np.concatenate([blue, red]).tobytes())) if pixels.ndim == 2 else (2, b"")
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0))
+    parts = header + palette + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + parts

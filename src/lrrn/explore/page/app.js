@@ -76,7 +76,7 @@ async function open() {
 
 class Page {
   constructor(model) {
-    this.shape = model.shape;
+    Object.assign(this, { shape: model.shape, channels: model.channels });
     this.local = !model.obstacles.local;
     this.classes = model.classes;
     this.answerView = new AnswerView(model);
@@ -86,9 +86,20 @@ class Page {
     this.asker = new Latest("api/analyse", (answer, about) => this.answered(answer, about), (error) => this.unanswered(error));
     this.tightener = new Latest("api/tighten", (found, about) => this.tightened(found, about), () => {});
     Object.assign(this, { scheduled: false, oldest: null, pixels: null, timer: 0, later: 0 });
-    this.pad = new Pad(find("pad"), model.shape, (time) => this.changed(time));
+    this.pad = new Pad(find("pad"), model.shape, model.channels, (time) => this.changed(time));
     find("pad").setAttribute("aria-label", `Drawing area of ${model.shape[0]} by ${model.shape[1]} pixels`);
     this.listen();
+    if (this.channels === 3) this.colour();
+  }
+
+  // Pictures in colour: a pen of any colour, and uploads that are cropped but never turned around.
+  colour() {
+    find("colour-part").hidden = false;
+    find("fit-text").textContent = "Crop uploads to fill the image";
+    find("colour").addEventListener("input", () => {
+      this.pad.ink = find("colour").value;
+      find("pen").click();
+    });
   }
 
   listen() {
@@ -100,6 +111,7 @@ class Page {
       this.pad.clear(event.timeStamp);
     });
     find("fit").addEventListener("change", (event) => {
+      if (this.channels === 3) return;
       this.pad.fit = find("fit").checked;
       this.changed(event.timeStamp);
     });
@@ -132,7 +144,7 @@ class Page {
     if (!file) return;
     const time = performance.now();
     try {
-      this.pad.show(await read(file, this.shape, find("fit").checked), time);
+      this.pad.show(await read(file, this.shape, this.channels, find("fit").checked), time);
       this.tell(null);
     } catch (error) {
       this.tell(error.message);

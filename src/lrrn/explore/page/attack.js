@@ -14,6 +14,7 @@ export class AttackView {
     offer("attack", model.obstacles.attack);
     if (this.off) return;
     this.bars = new Bars(find("attack-scores"), model.classes);
+    if (model.channels === 3) find("keep-range").textContent = "the range of colours";
     this.slider = find("norm");
     this.latest = new Latest("api/attack", (found, about) => this.found(found, about), (error, about) => this.failed(error, about));
     this.share = BEGIN;
@@ -72,7 +73,7 @@ export class AttackView {
     this.slider.value = Math.round(this.share * this.slider.max);
     // one scale for all norms, so that a perturbation is seen to grow
     const last = attack.images.at(-1);
-    this.scale = Math.max(...last.map((value, k) => Math.abs(value - about[k]))) || 1;
+    this.scale = paint.largest(last.map((value, k) => value - about[k])) || 1;
     this.zones();
     this.redraw();
   }

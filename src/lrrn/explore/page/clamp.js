@@ -75,11 +75,11 @@ export class ClampView {
   redraw() {
     if (this.off) return;
     const { clamped, model } = this;
-    const blank = new Float64Array(model.shape[0] * model.shape[1]);
+    const blank = new Float64Array(model.shape[0] * model.shape[1] * model.channels);
     for (const { layer, parts } of this.rows) {
       const free = clamped?.free[layer - 1] ?? blank, held = clamped?.reconstructions[layer - 1] ?? blank;
       const change = held.map((value, k) => value - free[k]);
-      const scale = Math.max(...change.map(Math.abs));
+      const scale = paint.largest(change);
       paint.image(parts[0].canvas, free, model.shape);
       paint.image(parts[1].canvas, held, model.shape);
       paint.difference(parts[2].canvas, change, model.shape, scale);

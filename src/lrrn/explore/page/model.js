@@ -10,6 +10,13 @@ const OBJECTIVES = {
 };
 
 const ACROSS = 7; // samples side by side
+const LEAST = 8; // filters of convolutions side by side, and as much room if there are fewer
+
+const FILTERS = {
+  rows: (layer) => (layer === 0 ? "Rows of the first weights" : `Rows of the product of the first ${layer + 1} weights`),
+  kernels: () => "Kernels of the first layer",
+  fields: (layer) => `Receptive fields of layer ${layer + 1}, of the unit in the middle of each channel`,
+};
 
 export class ModelView {
   constructor(model, pick) {
@@ -25,7 +32,7 @@ export class ModelView {
   update(model) {
     this.model = model;
     const compared = typeof model.reference === "object";
-    const facts = [`${model.name}`, model.sizes.join("-"), `trained by ${OBJECTIVES[model.objective] ?? model.objective}`];
+    const facts = [`${model.name}`, model.architecture, `trained by ${OBJECTIVES[model.objective] ?? model.objective}`];
     if (compared && model.reference.score !== null) facts.push(`${percent(model.reference.score)} right on held-out samples`);
     if (model.lipschitz) facts.push(`Lipschitz constant ≤ ${figure(model.lipschitz)}`);
     find("model-line").textContent = facts.join(" · ");
@@ -120,13 +127,14 @@ export class ModelView {
   }
 
   filters() {
-    const { filters, shape } = this.model;
-    const { units, images } = filters[this.layer];
-    const rows = this.layer === 0 ? "Rows of the first weights" : `Rows of the product of the first ${this.layer + 1} weights`;
+    const { filters, channels } = this.model;
+    const { kind, units, images, shape } = filters[this.layer];
     const some = images.length < units ? `, the first ${images.length} of ${units}` : "";
-    find("filters-text").textContent = `${rows}${some}: what raises a unit in red, what lowers it in blue.`;
+    const key = channels === 3 ? "grey is zero; more of a colour than grey raises a unit, less of it lowers it" : "what raises a unit in red, what lowers it in blue";
+    find("filters-text").textContent = `${FILTERS[kind](this.layer)}${some}: ${key}.`;
     find("filters").setAttribute("aria-label", `${images.length} filters of layer ${this.layer + 1}`);
-    paint.sheet(find("filters"), images, shape, Math.min(images.length, images.length <= 20 ? 10 : 16));
+    const across = Math.min(images.length, images.length <= 20 ? 10 : 16);
+    paint.sheet(find("filters"), images, shape, kind === "rows" ? across : Math.max(LEAST, across));
   }
 
   redraw() {

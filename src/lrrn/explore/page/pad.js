@@ -2,13 +2,15 @@
 
 import { theme } from "./paint.js";
 
-const SIZE = 400;
+const SIZE = 400, FAINT = 0.3;
 const INK = "#ffffff", NONE = "#000000";
 
 export class Pad {
   // `changed` is called with the time of the event after every change.
-  constructor(canvas, [rows, columns], changed) {
-    Object.assign(this, { canvas, rows, columns, changed, strokes: [], base: null, ghost: false, fit: true, erasing: false, cursor: null, down: null });
+  constructor(canvas, [rows, columns], channels, changed) {
+    Object.assign(this, { canvas, rows, columns, channels, changed, strokes: [], base: null, ghost: false, erasing: false, cursor: null, down: null });
+    // pictures in colour are of anything, and stay where they are drawn
+    Object.assign(this, { fit: channels === 1, ink: INK });
     const longer = Math.max(rows, columns);
     this.cell = SIZE / longer;
     Object.assign(canvas, { width: Math.round(columns * this.cell), height: Math.round(rows * this.cell) });
@@ -54,7 +56,7 @@ export class Pad {
       canvas.setPointerCapture(event.pointerId);
       this.cursor = null;
       if (this.ghost) Object.assign(this, { base: null, ghost: false });
-      this.strokes.push({ erase: this.erasing, points: [at(event)] });
+      this.strokes.push({ erase: this.erasing, ink: this.ink, points: [at(event)] });
       this.after(event.timeStamp);
     });
     canvas.addEventListener("pointermove", (event) => {
@@ -89,7 +91,10 @@ export class Pad {
     }
     this.cursor = [row, column];
     const pixels = this.pixels();
-    pixels[row * this.columns + column] = this.erasing ? 0 : 1;
+    for (let k = 0; k < this.channels; k++) {
+      const value = parseInt(this.ink.slice(1 + 2 * k, 3 + 2 * k), 16) / 255;
+      pixels[(k * this.rows + row) * this.columns + column] = this.erasing ? 0 : value;
+    }
     this.show(pixels, event.timeStamp);
   }
 
@@ -102,20 +107,18 @@ export class Pad {
 
   render() {
     const context = this.canvas.getContext("2d");
-    const { paper, pen, accent } = theme();
-    const shade = (value) => `rgb(${paper.map((from, k) => Math.round(from + (pen[k] - from) * value))})`;
+    const { accent, ...themed } = theme();
+    const { paper, pen } = this.channels === 1 ? themed : { paper: [0, 0, 0], pen: [255, 255, 255] };
+    // a value for each channel, or one for all
+    const shade = (...values) => `rgb(${paper.map((from, k) => Math.round(from + (pen[k] - from) * values[k % values.length]))})`;
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.fillStyle = shade(0);
     context.fillRect(0, 0, this.canvas.width, this.canvas.height);
     context.setTransform(this.cell, 0, 0, this.cell, 0, 0);
-    this.base?.forEach((value, at) => {
-      if (value <= 0) return;
-      context.fillStyle = shade(this.ghost ? 0.3 * value : value);
-      // a hair larger, so that no seams show
-      context.fillRect(at % this.columns, Math.floor(at / this.columns), 1.02, 1.02);
-    });
+    this.dots(context, (values) => shade(...values.map((value) => (this.ghost ? FAINT * value : value))), 1.02); // so that no seams show
     // what is going to be scaled anyway is drawn with a finer pen
-    this.lines(context, shade(1), shade(0), (point) => point, this.fit && !this.base ? 0.65 * this.width : this.width);
+    const inked = (ink) => (this.channels === 1 ? shade(1) : ink);
+    this.lines(context, inked, shade(0), (point) => point, this.fit && !this.base ? 0.65 * this.width : this.width);
     if (this.cursor) {
       context.strokeStyle = `rgb(${accent})`;
       context.lineWidth = 0.12;
@@ -123,10 +126,21 @@ export class Pad {
     }
   }
 
-  lines(context, ink, none, place, width) {
+  // The pixels of the base that are not black, in the colours of their values.
+  dots(context, colour, side) {
+    const size = this.rows * this.columns;
+    for (let at = 0; this.base && at < size; at++) {
+      const values = Array.from({ length: this.channels }, (_, k) => this.base[at + k * size]);
+      if (values.every((value) => value <= 0)) continue;
+      context.fillStyle = colour(values);
+      context.fillRect(at % this.columns, Math.floor(at / this.columns), side, side);
+    }
+  }
+
+  lines(context, inked, none, place, width) {
     Object.assign(context, { lineCap: "round", lineJoin: "round", lineWidth: width });
-    for (const { erase, points } of this.strokes) {
-      context.strokeStyle = erase ? none : ink;
+    for (const { erase, ink, points } of this.strokes) {
+      context.strokeStyle = erase ? none : inked(ink);
       context.beginPath();
       points.map(place).forEach(([x, y], k) => (k ? context.lineTo(x, y) : context.moveTo(x, y)));
       if (points.length === 1) context.lineTo(...place(points[0]));
@@ -134,7 +148,7 @@ export class Pad {
     }
   }
 
-  // --- what the network sees: grey values from 0 to 1, row by row ---
+  // --- what the network sees: values from 0 to 1, row by row, channel by channel ---
 
   pixels() {
     if (this.base || !this.fit) return this.rastered((point) => point);
@@ -162,20 +176,17 @@ export class Pad {
   }
 
   rastered(place) {
-    const { raster, fine, rows, columns } = this;
+    const { raster, fine, rows, columns, channels } = this;
     const context = raster.getContext("2d", { willReadFrequently: true });
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.fillStyle = NONE;
     context.fillRect(0, 0, raster.width, raster.height);
     context.setTransform(fine, 0, 0, fine, 0, 0);
     if (this.base && this.strokes.length === 0) return Float64Array.from(this.base);
-    this.base?.forEach((value, at) => {
-      const grey = Math.round(255 * value);
-      context.fillStyle = `rgb(${grey} ${grey} ${grey})`;
-      context.fillRect(at % columns, Math.floor(at / columns), 1, 1);
-    });
-    this.lines(context, INK, NONE, place, this.width);
-    return averaged(context.getImageData(0, 0, raster.width, raster.height), rows, columns, (data, at) => data[at] / 255);
+    this.dots(context, (values) => `rgb(${[0, 1, 2].map((k) => Math.round(255 * values[k % channels]))})`, 1);
+    this.lines(context, (ink) => ink, NONE, place, this.width);
+    const image = context.getImageData(0, 0, raster.width, raster.height);
+    return stacked(Array.from({ length: channels }, (_, k) => averaged(image, rows, columns, (data, at) => data[at + k] / 255)));
   }
 }
 
@@ -195,6 +206,14 @@ export function centre(pixels, columns) {
     y += value * (Math.floor(at / columns) + 0.5);
   });
   return mass > 0 ? [x / mass, y / mass] : [columns / 2, pixels.length / columns / 2];
+}
+
+// Channels one after the other.
+export function stacked(channels) {
+  if (channels.length === 1) return channels[0];
+  const all = new Float64Array(channels.length * channels[0].length);
+  channels.forEach((values, k) => all.set(values, k * values.length));
+  return all;
 }
 
 // Means over the cells of a grid; `value` reads the pixel whose red byte is at a position.

@@ -1,6 +1,7 @@
-// Pictures from files: decoded by the browser, made grey, cropped and shrunk here; the server only ever sees the small result.
+// Pictures from files: decoded by the browser, cropped, shrunk and, for most models, made grey here; the server only ever sees
+// the small result.
 
-import { averaged, box, range } from "./pad.js";
+import { averaged, box, range, stacked } from "./pad.js";
 
 export const LARGEST_FILE = 8 * 2 ** 20;
 export const MOST_PIXELS = 32e6;
@@ -8,8 +9,8 @@ const WORK = 512;
 
 const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MB`;
 
-// Return the grey values of a file, or throw an error that can be shown.
-export async function read(file, [rows, columns], fit) {
+// Return the values of a file's pixels, grey or in colour, or throw an error that can be shown.
+export async function read(file, [rows, columns], channels, fit) {
   if (file.size > LARGEST_FILE) {
     throw new Error(`“${file.name}” has ${megabytes(file.size)}; choose an image of at most ${megabytes(LARGEST_FILE)}.`);
   }
@@ -24,25 +25,44 @@ export async function read(file, [rows, columns], fit) {
       const size = `${bitmap.width} by ${bitmap.height}`;
       throw new Error(`“${file.name}” has ${size} pixels; choose an image of at most ${MOST_PIXELS / 1e6} million.`);
     }
-    return pixelsOf(bitmap, rows, columns, fit);
+    return channels === 1 ? pixelsOf(bitmap, rows, columns, fit) : coloursOf(bitmap, rows, columns, fit);
   } finally {
     bitmap.close();
   }
 }
 
 function pixelsOf(bitmap, rows, columns, fit) {
+  const grey = greyOf(drawn(bitmap, "#ffffff")); // what is transparent counts as paper
+  const crop = fit ? inkBox(grey) : { left: 0, top: 0, right: grey.width, bottom: grey.height };
+  const target = fit && crop.found ? box(rows, columns) : { across: columns, down: rows };
+  return resampled(grey, crop, rows, columns, target);
+}
+
+// Colours stay as they are. To fit is to take the largest part of the image's proportions; otherwise black fills the rest.
+function coloursOf(bitmap, rows, columns, fit) {
+  const { data, width, height } = drawn(bitmap, "#000000");
+  const crop = fit ? middle(width, height, rows, columns) : { left: 0, top: 0, right: width, bottom: height };
+  const channel = (k) => ({ values: Float64Array.from({ length: width * height }, (_, at) => data[4 * at + k] / 255), width });
+  return stacked([0, 1, 2].map((k) => resampled(channel(k), crop, rows, columns, { across: columns, down: rows })));
+}
+
+function middle(width, height, rows, columns) {
+  const across = Math.max(1, Math.round(Math.min(width, (height * columns) / rows)));
+  const down = Math.max(1, Math.round(Math.min(height, (width * rows) / columns)));
+  const [left, top] = [(width - across) >> 1, (height - down) >> 1];
+  return { left, top, right: left + across, bottom: top + down };
+}
+
+function drawn(bitmap, ground) {
   // as large as the work canvas allows; smaller pictures are not enlarged
   const shrink = Math.min(1, WORK / Math.max(bitmap.width, bitmap.height));
   const canvas = document.createElement("canvas");
   Object.assign(canvas, { width: Math.max(1, Math.round(bitmap.width * shrink)), height: Math.max(1, Math.round(bitmap.height * shrink)) });
   const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.fillStyle = "#ffffff"; // what is transparent counts as paper
+  context.fillStyle = ground;
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  const grey = greyOf(context.getImageData(0, 0, canvas.width, canvas.height));
-  const crop = fit ? inkBox(grey) : { left: 0, top: 0, right: grey.width, bottom: grey.height };
-  const target = fit && crop.found ? box(rows, columns) : { across: columns, down: rows };
-  return resampled(grey, crop, rows, columns, target);
+  return context.getImageData(0, 0, canvas.width, canvas.height);
 }
 
 // Ink is what differs from the border: dark on light is turned around, since the data is light on dark.
