@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from convolutions import GEOMETRIES, layer_shape, matrix_of
+from lrrn.linalg.layer_shape import LayerShape
 from lrrn.linalg.operator_hessian import hessian_of
-from lrrn.linalg.operators import Conv2d, Dense, LayerShape, Pooled
+from lrrn.linalg.operators import Conv2d, Dense, Pooled
 from tolerances import UNIT, rounding
 
 POOLED_DENSE = LayerShape((2, 5, 4), (3,), (3, 8), pool=2)

@@ -17,7 +17,7 @@ from lrrn.studies.record import record as record_module
 from lrrn.studies.record import record_report, scores, stages
 from lrrn.studies.record.contenders import EPS
 from lrrn.studies.record.earlier import earlier
-from lrrn.studies.record.record import record
+from lrrn.studies.record.record import Options, record
 from lrrn.studies.record.rows import Extent, Row, plan
 from lrrn.studies.record.scores import BEST, figures
 from lrrn.studies.record.stages import ATTACK, STAGES, execute
@@ -116,7 +116,7 @@ def places(reported, tmp_path, monkeypatch):
 
 def again(root, work, output, rows, stages=("train", "certify", ATTACK), **options):
     common = {"quick": True, "jobs": 1, "root": root, "download": False}
-    return record("mnist", work, output, rows=rows, stages=stages, n_images=3, **common, **options)
+    return record("mnist", work, output, Options(rows=rows, stages=stages, n_images=3, **common, **options))
 
 
 def content_of(output):
@@ -230,7 +230,7 @@ def test_the_committed_record_is_taken_over_whole(tmp_path):
     shutil.copytree(COMMITTED, tmp_path / "out")
     before, known = content_of(COMMITTED)["rows"], {row.name for row in plan("mnist", None, 3, 0, Extent())}
     # seeds that this call is not about stay
-    record("mnist", tmp_path / "work", tmp_path / "out", seeds=1, report_only=True)
+    record("mnist", tmp_path / "work", tmp_path / "out", Options(seeds=1, report_only=True))
     assert content_of(tmp_path / "out")["rows"] == {name: row for name, row in before.items() if name in known} != {}
     if known == set(before):
         for start in ("| ", "Not ", "Attacked ", "Targets"):
@@ -264,9 +264,9 @@ def test_bad_requests_are_refused_before_any_work(root, tmp_path):
         ({"n_images": -1}, "numbers of images must be at least 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            record("mnist", tmp_path / "w", tmp_path / "o", root=root, download=False, **options)
+            record("mnist", tmp_path / "w", tmp_path / "o", Options(root=root, download=False, **options))
     with pytest.raises(datasets.DataError, match="there is neither train-images"):
-        record("kmnist", tmp_path / "w", tmp_path / "o", root=root, download=False)
+        record("kmnist", tmp_path / "w", tmp_path / "o", Options(root=root, download=False))
     for command, message in (
         (["record"], "Missing argument 'DATASET'"),
         (["record", "cifar"], "there is no record on 'cifar'"),

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 import lrrn
-from lrrn.linalg.operators import LayerShape
+from lrrn.linalg.layer_shape import LayerShape
 from lrrn.network import layers as architectures
 
 GEOMETRIES = [

@@ -93,6 +93,7 @@ def record(
     """Train, certify and attack wide networks and baselines on one data set. If interrupted, the same command continues."""
     json_file = writable(json_file)
 
+    from lrrn.studies.record.record import Options
     from lrrn.studies.record.record import record as run
     from lrrn.studies.record.stages import STAGES
 
@@ -101,7 +102,7 @@ def record(
     options |= {"rows": None if rows is None else rows.split(","), "stages": STAGES if stages is None else stages.split(",")}
     options |= {"seed": seed, "seeds": seeds, "budget": budget, "validation": validation, "device": device_name(device)}
     with errors_explained():
-        done = run(dataset, work, output, n_images=images, n_autoattack=autoattack, **options)
+        done = run(dataset, work, output, Options(n_images=images, n_autoattack=autoattack, **options))
     show_table("Accuracy in per cent: clean, and certified by norm of the perturbation; median radius", *done.table)
     show_comparisons(done.sections)
     console.print(f"{done.seconds:.0f} s. The report is {output / 'report.html'}.")

@@ -19,8 +19,9 @@ from torch import Tensor
 from lrrn.energy.constraints import Interval, bounds
 from lrrn.energy.rounding import Rounding
 from lrrn.linalg.blocks import BlockTridiagonal, gram, symmetrised
+from lrrn.linalg.layer_shape import LayerShape
 from lrrn.linalg.operator_hessian import Hessian, hessian_of
-from lrrn.linalg.operators import Dense, LayerShape, Operator
+from lrrn.linalg.operators import Dense, Operator
 from lrrn.qp import BoxQP, row_norms
 from lrrn.runtime.lazy import lazy
 from lrrn.runtime.precision import in_full_precision

@@ -19,6 +19,7 @@ from torch import Tensor
 from lrrn.bounds import LipschitzBound
 from lrrn.certificates import energy_interval
 from lrrn.datasets.rows import mapped, release
+from lrrn.estimators.images import as_table, check_images, checked_widths
 from lrrn.learning import Data, Objective, Settings, Trainer
 from lrrn.learning.budget import Budget
 from lrrn.learning.checkpoint import peek
@@ -26,7 +27,7 @@ from lrrn.learning.objectives import FreeEnergy
 from lrrn.learning.trainer import Callback
 from lrrn.linalg.verified import EPS
 from lrrn.network import LRRN, Conv
-from lrrn.network.layers import checked_image_shape, layer_shapes
+from lrrn.network.layers import checked_image_shape
 from lrrn.network.solution import Solution, check_on_failure
 from lrrn.runtime import ranks
 from lrrn.runtime.devices import choose_device, to_dtype
@@ -124,23 +125,12 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         return cast(Array, validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
 
     def _table(self, X: Any) -> Any:
-        """Return images, of shape (n, channels, height, width), as rows of a table; other input stays as it is."""
-        shape: tuple[int, ...] = tuple(getattr(X, "shape", ()))
-        if len(shape) != 4:
-            return X
-        if self.image_shape is None:
-            raise ValueError(
-                f"X has shape {shape}; for images, give the estimator image_shape={shape[1:]}, or flatten them by "
-                "X.reshape(len(X), -1)"
-            )
-        if shape[1:] != tuple(self.image_shape):
-            raise ValueError(f"X has images of shape {shape[1:]}, and image_shape is {tuple(self.image_shape)}")
-        return np.asarray(X).reshape(shape[0], -1)
+        return as_table(X, self.image_shape)
 
     def _prepare(self, X: Array) -> tuple[int, torch.device]:
         """Check parameters, and set up scaling, device and seed for a fit; return seed and device."""
         self._check_parameters()
-        self._check_images(X.shape[1])
+        check_images(self._widths, self.image_shape, X.shape[1])
         device = choose_device(self.device)
         Settings(max_seconds=self.max_seconds, max_condition=self.max_condition)  # refuses bad ones before any work
         self._optimizer_state, self.chosen_, self._budget = None, {}, Budget(self.max_seconds)
@@ -167,23 +157,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     @property
     def _widths(self) -> tuple[int | Conv, ...]:
         """Widths of the hidden layers, or convolutions; one of them means one layer, as in scikit-learn."""
-        given = self._use("hidden_sizes")
-        widths = tuple(given) if np.iterable(given) else (given,)
-        if not all(isinstance(width, Conv) or (isinstance(width, int | np.integer) and width > 0) for width in widths):
-            raise ValueError(f"hidden_sizes must be positive integers or lrrn.Conv(channels, kernel); got {given!r}")
-        return widths
-
-    def _check_images(self, n_features: int) -> None:
-        """Raise ValueError if convolutions, images and features do not fit together."""
-        widths = self._widths
-        if self.image_shape is None:
-            if any(isinstance(width, Conv) for width in widths):
-                raise ValueError("convolutions in hidden_sizes need image_shape=(channels, height, width)")
-            return
-        shape = checked_image_shape(self.image_shape)
-        if math.prod(shape) != n_features:
-            raise ValueError(f"image_shape={shape} has {math.prod(shape)} pixels, and X has {n_features} features")
-        layer_shapes((shape, *widths, 1))
+        return checked_widths(self._use("hidden_sizes"))
 
     def _check_parameters(self) -> None:
         if not 0 < self.validation_fraction < 1:

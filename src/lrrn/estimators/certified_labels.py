@@ -43,11 +43,10 @@ class CertifiedLabels(LiftedEstimator):
         seconds : float, optional
             Time budget for the constants common to all samples, as in :func:`lrrn.certify`.
         target_radius : float, optional
-            As in :func:`lrrn.certify`, in the norm of the radii. It saves most of the time of "local" if larger radii are of no
-            use.
+            As in :func:`lrrn.certify`, in the norm of the radii.
         norm : {None, "input", "scaled"}, default=None
-            Norm of the radii: "input" is the Euclidean norm in the units of X, "scaled" the Euclidean norm after every feature
-            is divided by its ``scale_in_``. None is "scaled" with ``standardize="features"``, otherwise "input".
+            Norm of the radii: "input" is Euclidean in the units of X, "scaled" Euclidean after every feature is divided by its
+            ``scale_in_``. None is "scaled" with ``standardize="features"``, otherwise "input".
 
         Returns
         -------
@@ -65,12 +64,12 @@ class CertifiedLabels(LiftedEstimator):
 
         def work(x: Tensor) -> dict[str, Tensor]:
             free = self._infer(x)
+            reach = self._reach(target_radius, x, norm) if target_radius < math.inf else target_radius
             if by_energy:
                 certificate = certify_energies(self.network_, x, max_sweeps=self.max_sweeps)
             else:
-                reach = self._reach(target_radius, x, norm) if target_radius < math.inf else target_radius
-                tol = DEFAULT_TOL[torch.float64]
-                certificate = certify_solution(self.network_, x, free, method, "deployed", seconds, tol, reach)
+                given = ("deployed", seconds, DEFAULT_TOL[torch.float64], reach)
+                certificate = certify_solution(self.network_, x, free, method, *given)
             return {
                 "prediction": certificate.prediction,
                 "margin": certificate.margin,

@@ -17,7 +17,7 @@ from torch import Tensor
 from lrrn.attacks import minimal_perturbation, strongest_perturbation
 from lrrn.certificates.radius import certify_solution
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
-from lrrn.linalg.operators import LayerShape
+from lrrn.linalg.layer_shape import LayerShape
 from lrrn.network.solution import Solution, top_two
 from lrrn.persistence.reference import ImageShape, Reference
 from lrrn.qp import DEFAULT_TOL, row_norms

@@ -10,7 +10,7 @@ from typing import final
 
 from torch import Tensor
 
-from lrrn.linalg.operators import LayerShape
+from lrrn.linalg.layer_shape import LayerShape
 
 UNFOLDED_UNITS, UNFOLDED_ENTRIES = 512, 2**20
 """Largest numbers of units and of entries of a matrix for which a convolution is computed as a matrix: calls of torch

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -168,16 +169,7 @@ def certify(
     if obstacle is not None:  # before hours of solves
         raise ValueError(obstacle)
 
-    def work(X: Array, y: Array | None, _: int) -> dict[str, Array]:
-        if isinstance(last_of(model), LRRNEnergyModel):
-            found = model.certificate(X)
-            return {"prediction": found.prediction, "radius": found.radius}
-        if y is not None:
-            check_labels(model, y)
-        found = model.certificate(X, method)
-        columns = {"prediction": found.prediction, "radius": found.radius}
-        return columns if y is None else {**columns, "right": found.prediction == y}
-
+    work = partial(_certified_chunk, model, method)
     run = {"model": identity_of(model), "method": method, "as": "certify"}
     parts = None if samples is None else Parts(samples, run)
     # a local radius takes a fraction of a second, so even a few samples are worth distributing
@@ -188,6 +180,18 @@ def certify(
     last = last_of(model)
     chosen = last._chosen_method(method) if isinstance(last, LRRNClassifier) else method
     return Audit(name, sizes, chosen, "deployed", columns.get("right"), columns["radius"], seconds=seconds, norm=norm)
+
+
+def _certified_chunk(model: Any, method: str, X: Array, y: Array | None, _: int) -> dict[str, Array]:
+    """Return labels, radii and, with targets, whether the labels are right."""
+    if isinstance(last_of(model), LRRNEnergyModel):
+        found = model.certificate(X)
+        return {"prediction": found.prediction, "radius": found.radius}
+    if y is not None:
+        check_labels(model, y)
+    found = model.certificate(X, method)
+    columns = {"prediction": found.prediction, "radius": found.radius}
+    return columns if y is None else {**columns, "right": found.prediction == y}
 
 
 def attack(

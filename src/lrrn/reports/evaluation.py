@@ -131,10 +131,8 @@ def evaluate(
     in_distribution : array of shape (n, n_features), optional
         Samples to fit the Gaussian of out-of-distribution inputs to; X if not given. Out-of-distribution inputs are generated
         from, and compared with, at most the first 65,536 samples.
-    seconds : float, optional
-        Training time, to be reported.
-    seed : int, default=0
-        Seed of the Gaussian.
+    seconds, seed
+        Training time, to be reported, and the seed of the Gaussian.
     samples : path, optional
         Write the results of each sample to this ``.npz`` or ``.parquet`` file; see :mod:`lrrn.reports.scoring`.
 
@@ -152,21 +150,10 @@ def evaluate(
     columns = over_rows(rows, model.chunk_rows_, work, parts)
     score, radii, certified, half_width = _scored(model, sizes, rows.has_targets, columns)
     energies = {"samples": columns["energy"], **_energies_outside(model, rows, shape, in_distribution, seed)}
-    return Evaluation(
-        name=name,
-        n_samples=rows.n_samples,
-        score=score,
-        lipschitz=float(model.lipschitz_),
-        median_radius=None if radii is None else float(np.median(radii)),
-        certified=certified,
-        half_width=half_width,
-        auroc={kind: auroc(energies["samples"], values) for kind, values in energies.items() if kind != "samples"},
-        seconds=seconds,
-        model=model,
-        radii=radii,
-        energies=energies,
-        norm=model._norm(None),
-    )
+    outside = {kind: auroc(energies["samples"], values) for kind, values in energies.items() if kind != "samples"}
+    median = None if radii is None else float(np.median(radii))
+    measured = (score, float(model.lipschitz_), median, certified, half_width, outside, seconds)
+    return Evaluation(name, rows.n_samples, *measured, model=model, radii=radii, energies=energies, norm=model._norm(None))
 
 
 def _scored(

@@ -91,12 +91,10 @@ def reproduce(
     jobs : int, optional
         Number of parallel runs; by default the number of cores. On a CUDA device, the number of runs measured in parallel.
     root : path-like, optional
-        Folder with the data; LRRN_DATA if not given.
+        Folder with the data; LRRN_DATA if not given. With ``download``, missing data are downloaded.
     seed : int, default=0
         Added to the seeds of all runs.
     device : {"cpu", "cuda", "auto"}, default="cpu"
-    download : bool, default=True
-        Whether missing data may be downloaded.
     report_only : bool, default=False
         Report on finished runs and start none.
 
@@ -120,6 +118,18 @@ def reproduce(
     reasons = _without_data(wanted, root, download)
     possible = [actual[run] for run in wanted if run not in reasons]
     failed = {} if report_only else carry_out(possible, folder, jobs or os.cpu_count() or 1, root, device, download)
+    results = _results(wanted, actual, folder, failed, reasons)
+    sections = [section for _, make in parts.values() for section in make(results, scale)]
+    seconds = time.perf_counter() - start
+    report.write(Path(output), sections, _preface(item, quick, results))
+    _write_results(Path(output), item, name, sections, results, actual)
+    return Reproduction(sections, {run.name: reason for run, reason in failed.items()}, seconds)
+
+
+def _results(
+    wanted: Sequence[Run], actual: dict[Run, Run], folder: Path, failed: dict[Run, str], reasons: dict[Run, str]
+) -> Results:
+    """Read the results of runs; ``actual`` has the runs as executed, and ``reasons`` those without data, and why."""
     by_run: dict[Run, dict[str, Any]] = {}
     for run in wanted:
         if run in reasons:
@@ -135,13 +145,15 @@ def reproduce(
         path = folder / actual[run].name / f"{what}.npy"
         return np.load(path, allow_pickle=False) if path.is_file() else None
 
-    results = Results(by_run, reasons, array)
-    sections = [section for _, make in parts.values() for section in make(results, scale)]
-    seconds = time.perf_counter() - start
-    report.write(Path(output), sections, _preface(item, quick, results))
+    return Results(by_run, reasons, array)
+
+
+def _write_results(
+    output: Path, item: str, scale: str, sections: Sequence[Section], results: Results, actual: dict[Run, Run]
+) -> None:
     content = {
         "item": item,
-        "scale": name,
+        "scale": scale,
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "torch": torch.__version__,
         "comparisons": [
@@ -149,11 +161,10 @@ def reproduce(
             for section in sections
             for comparison in section.comparisons
         ],
-        "not run": {run.name: reason for run, reason in reasons.items()},
-        "runs": {actual[run].name: result for run, result in by_run.items()},
+        "not run": {run.name: reason for run, reason in results.reasons.items()},
+        "runs": {actual[run].name: result for run, result in results.by_run.items()},
     }
-    report.write_results(Path(output) / "results.json", content)
-    return Reproduction(sections, {run.name: reason for run, reason in failed.items()}, seconds)
+    report.write_results(output / "results.json", content)
 
 
 def _without_data(runs: Sequence[Run], root: Path | None, download: bool) -> dict[Run, str]:

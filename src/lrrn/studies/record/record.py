@@ -56,45 +56,16 @@ class Record:
     seconds: float
 
 
-def record(
-    data: str,
-    work: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    rows: Sequence[str] | None = None,
-    seeds: int = 3,
-    validation: bool = False,
-    stages: Sequence[str] = STAGES,
-    n_images: int | None = None,
-    n_autoattack: int | None = None,
-    budget: float | None = None,
-    quick: bool = False,
-    jobs: int | None = None,
-    root: str | os.PathLike[str] | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-    download: bool = True,
-    report_only: bool = False,
-) -> Record:
-    """Train, certify and attack networks and baselines, and write the report.
+@final
+@dataclass(frozen=True)
+class Options:
+    """What to run of a record, and how.
 
-    Finished rows are not repeated; interrupted ones resume. A row is identified by its recipe, so a changed recipe starts from
-    scratch. Rows and stages may run on several machines if the folder ``work`` is copied from one to the next.
-
-    Rows that are not certified in ``work`` keep their figures in the ``results.json`` of ``output``, if that file is about the
-    same data set and the same images. So a row that is trained again keeps its earlier figures until it has certificates. Rows
-    that are certified in ``work`` replace earlier figures.
-
-    Parameters
+    Attributes
     ----------
-    data : {"mnist", "fashion_mnist", "kmnist", "kmnist_7011"}
-    work : path-like
-        Folder for models, checkpoints and measurements, with one subfolder per row.
-    output : path-like
-        Folder for ``report.md``, ``report.html``, ``results.json`` and the figures.
     rows : sequence of str, optional
         Which rows of ``recipes.ROWS`` to execute, or single seeds such as "wide:1"; all if not given. The report
-        has all rows with results in ``work`` or in an earlier report.
+        has all rows with results in the folder of the work or in an earlier report.
     seeds : int, default=3
         Number of seeds for rows that depend on the seed.
     validation : bool, default=False
@@ -121,6 +92,61 @@ def record(
         Whether missing data may be downloaded.
     report_only : bool, default=False
         Report on existing results and start nothing.
+    """
+
+    rows: Sequence[str] | None = None
+    seeds: int = 3
+    validation: bool = False
+    stages: Sequence[str] = STAGES
+    n_images: int | None = None
+    n_autoattack: int | None = None
+    budget: float | None = None
+    quick: bool = False
+    jobs: int | None = None
+    root: str | os.PathLike[str] | None = None
+    seed: int = 0
+    device: str = "cpu"
+    download: bool = True
+    report_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise ValueError(f"jobs must be at least 1; got {self.jobs}")
+        if self.budget is not None and not self.budget > 0:
+            raise ValueError(f"budget must be above 0 seconds; got {self.budget}")
+
+    @property
+    def extent(self) -> Extent:
+        """Part of the data to use."""
+        return Extent(self.validation, QUICK.samples, QUICK.tests, True) if self.quick else Extent(self.validation)
+
+    def effort(self) -> Effort:
+        """Return the stages and the numbers of images; the time budget starts now."""
+        changes: dict[str, Any] = dict(QUICK_EFFORT) if self.quick else {}
+        changes |= {"images": self.n_images} if self.n_images is not None else {}
+        changes |= {"autoattack": self.n_autoattack} if self.n_autoattack is not None else {}
+        deadline = None if self.budget is None else time.time() + self.budget
+        return Effort(stages=tuple(self.stages), deadline=deadline, **changes)
+
+
+def record(data: str, work: str | os.PathLike[str], output: str | os.PathLike[str], options: Options | None = None) -> Record:
+    """Train, certify and attack networks and baselines, and write the report.
+
+    Finished rows are not repeated; interrupted ones resume. A row is identified by its recipe, so a changed recipe starts from
+    scratch. Rows and stages may run on several machines if the folder ``work`` is copied from one to the next.
+
+    Rows that are not certified in ``work`` keep their figures in the ``results.json`` of ``output``, if that file is about the
+    same data set and the same images. So a row that is trained again keeps its earlier figures until it has certificates. Rows
+    that are certified in ``work`` replace earlier figures.
+
+    Parameters
+    ----------
+    data : {"mnist", "fashion_mnist", "kmnist", "kmnist_7011"}
+    work : path-like
+        Folder for models, checkpoints and measurements, with one subfolder per row.
+    output : path-like
+        Folder for ``report.md``, ``report.html``, ``results.json`` and the figures.
+    options : Options, optional
 
     Returns
     -------
@@ -131,30 +157,16 @@ def record(
     lrrn.runtime.storage.FileFormatError
         The ``results.json`` in ``output`` is damaged or belongs to another record. Nothing is started or replaced in this case.
     """
-    start = time.perf_counter()
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs must be at least 1; got {jobs}")
-    if budget is not None and not budget > 0:
-        raise ValueError(f"budget must be above 0 seconds; got {budget}")
-    extent = Extent(validation, QUICK.samples, QUICK.tests, True) if quick else Extent(validation)
-    seeds = 1 if quick else seeds
-    effort = _effort(stages, n_images, n_autoattack, budget, quick)
-    chosen = plan(data, rows, seeds, seed, extent)
-    planned = plan(data, None, seeds, seed, extent)
+    start, options = time.perf_counter(), options or Options()
+    extent, seeds = options.extent, 1 if options.quick else options.seeds
+    effort = options.effort()
+    chosen = plan(data, options.rows, seeds, options.seed, extent)
+    planned = plan(data, None, seeds, options.seed, extent)
     earlier(Path(output), data, extent)  # raises before any work is done if the file cannot be read
-    folder = Path(work) / ("record-quick" if quick else "record")
+    folder = Path(work) / ("record-quick" if options.quick else "record")
     for place in (folder, Path(output)):
         place.mkdir(parents=True, exist_ok=True)
-    root = None if root is None else Path(root)
-    failed: dict[Row, str] = {}
-    if not report_only:
-        images(data, extent, root, download)  # checks all data before any work is done
-        jobs = jobs or (1 if device.startswith("cuda") else os.cpu_count() or 1)
-        # baselines train fast and are needed in any case, so rows keep the order of the table
-        arguments = (root, device, download, effort)
-        failed = in_processes(
-            chosen, folder, jobs, execute, arguments, lambda row, place: finished(row, place, effort), one_thread=jobs > 1
-        )
+    failed = {} if options.report_only else _executed(data, chosen, folder, options, effort)
     before = earlier(Path(output), data, extent)  # again: another process may have written it in the meantime
     everything = sorted({*planned, *before}, key=lambda row: (ROWS.index(row.kind), row.seed))
     here = {row: figures(folder / row.name) for row in everything}
@@ -169,12 +181,18 @@ def record(
     return Record(sections, brief, {row.name: why for row, why in failed.items()}, wrong, time.perf_counter() - start)
 
 
-def _effort(stages: Sequence[str], n_images: int | None, n_autoattack: int | None, budget: float | None, quick: bool) -> Effort:
-    changes: dict[str, Any] = dict(QUICK_EFFORT) if quick else {}
-    changes |= {"images": n_images} if n_images is not None else {}
-    changes |= {"autoattack": n_autoattack} if n_autoattack is not None else {}
-    deadline = None if budget is None else time.time() + budget
-    return Effort(stages=tuple(stages), deadline=deadline, **changes)
+def _executed(data: str, rows: Sequence[Row], folder: Path, options: Options, effort: Effort) -> dict[Row, str]:
+    """Execute rows in processes of their own; return those that failed, and why."""
+    root, device = None if options.root is None else Path(options.root), options.device
+    images(data, options.extent, root, options.download)  # checks all data before any work is done
+    jobs = options.jobs or (1 if device.startswith("cuda") else os.cpu_count() or 1)
+
+    def done(row: Row, place: Path) -> Any:
+        return finished(row, place, effort)
+
+    # baselines train fast and are needed in any case, so rows keep the order of the table
+    arguments = (root, device, options.download, effort)
+    return in_processes(rows, folder, jobs, execute, arguments, done, one_thread=jobs > 1)
 
 
 def _reason(row: Row, failed: dict[Row, str]) -> str:
