@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_iris
 
 from lrrn import LRRNClassifier
-from lrrn.estimators._base import split_off_validation
+from lrrn.estimators.held_out import split_off_validation
 from small_estimators import blobs, classifier, energy_model, regressor, weights
 
 # --- passes over parts ----------------------------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _columns(self, X: ArrayLike, work: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Array]:
         """Apply ``work`` to X in chunks and concatenate every column of the results as a NumPy array."""
-        parts = [{name: column.cpu().numpy() for name, column in work(x).items()} for x in self._chunks(self._features(X))]
+        parts = [{name: part.cpu().numpy() for name, part in work(x).items()} for x in self._chunks(self._features(X))]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _infer(self, x: Tensor, y: Tensor | None = None, on_failure: str | None = None) -> Solution:
@@ -372,31 +372,3 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         if not self.standardize:
             return bound
         return LipschitzBound((*bound.per_layer, 1 / self._unit() * (1 + 4 * EPS)), bound.method)
-
-
-def split_off_validation(
-    n: int, fraction: float, seed: int, strata: Array | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split row indices into training and validation sets, stratified by class where there are enough of each.
-
-    Where there are not, rows are held out at random, but at least one of every class remains for training.
-    """
-    from sklearn.model_selection import train_test_split
-
-    rows = np.arange(n)
-    _, group, left = np.unique(np.zeros(n) if strata is None else strata, return_inverse=True, return_counts=True)
-    if n == 0 or left.max() < 2:
-        each = "" if strata is None else " of one class"
-        raise ValueError(
-            f"early_stopping holds out some samples, so it needs at least two{each}; got {n} in all. Set early_stopping=False"
-        )
-    if strata is None or (left.min() >= 2 and min(fraction, 1 - fraction) * n >= len(left)):
-        train, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=strata)
-        return train, held
-    aside: list[int] = []
-    for row in np.random.default_rng(seed).permutation(n):
-        if len(aside) < max(1, round(fraction * n)) and left[group[row]] > 1:
-            left[group[row]] -= 1
-            aside.append(row)
-    held = np.sort(aside)
-    return np.setdiff1d(rows, held), held

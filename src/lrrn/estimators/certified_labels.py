@@ -53,10 +53,9 @@ class CertifiedLabels(LiftedEstimator):
         SampleCertificate
         """
         check_is_fitted(self, "network_")
-        named = self._norm(norm)
         if not target_radius > 0:
             raise ValueError(f"target_radius must be a radius above 0; got {target_radius}")
-        by_energy = self.objective == "class_energy"
+        named, by_energy = self._norm(norm), self.objective == "class_energy"
         if by_energy and method not in ("auto", "energy"):
             raise ValueError(f"objective 'class_energy' has one method, 'energy'; got {method!r}")
         if not by_energy:

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from lrrn.estimators import robust
-from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
+from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.available import AvailableIf
 from lrrn.estimators.certified_labels import CertifiedLabels
+from lrrn.estimators.held_out import split_off_validation
 from lrrn.estimators.labels import UNLABELLED, counted, encode, known_classes, sample_weights
 from lrrn.estimators.objectives import check_probabilities, made
 from lrrn.learning import Data, Objective

@@ -13,8 +13,9 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
 from lrrn.certificates.energies import decide_solution
-from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
+from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.certificate import SampleCertificate
+from lrrn.estimators.held_out import split_off_validation
 from lrrn.learning import Data, FreeEnergy
 from lrrn.learning.trainer import Callback
 from lrrn.network import LRRN, Conv

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from lrrn.certificates.intervals import check_eps, interval_of_solution
 from lrrn.estimators import robust
-from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
+from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.certificate import RegressionCertificate
+from lrrn.estimators.held_out import split_off_validation
 from lrrn.learning import Contrastive, Data, Objective, SquaredError
 from lrrn.learning.trainer import Callback
 from lrrn.linalg.verified import EPS

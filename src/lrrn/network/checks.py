@@ -71,3 +71,8 @@ def check_finite(t: Tensor, name: str) -> None:
     if not bool(finite.all()):
         row = int((~finite.all(-1)).nonzero()[0])
         raise ValueError(f"{name} has a non-finite value (NaN or infinity), first in row {row}; clean the data first")
+
+
+def same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
+    """Whether parameters have the same values, types and devices."""
+    return all(a.device == b.device and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(old, new, strict=True))

@@ -13,7 +13,7 @@ from lrrn.bounds import LipschitzBound
 from lrrn.bounds.multiplier import network_multipliers
 from lrrn.energy import LiftedEnergy
 from lrrn.energy.constraints import ConstraintSpec, interval
-from lrrn.network.checks import check_input, checked_target, stacked, vectors
+from lrrn.network.checks import check_input, checked_target, same, stacked, vectors
 from lrrn.network.graph_op import graph_prediction
 from lrrn.network.implicit import minimiser, prediction, without_autocast
 from lrrn.network.judging import judged
@@ -375,7 +375,7 @@ class LRRN(nn.Module):
     def energy_snapshot(self, dtype: torch.dtype) -> LiftedEnergy:
         """Return the energy of a copy of the parameters; Hessian and eigenvalue bound are cached until they change."""
         now = [p.detach() for p in self.flat_parameters()]
-        if self._frozen is None or not _same(self._frozen[0], now):
+        if self._frozen is None or not same(self._frozen[0], now):
             self._frozen = ([p.clone() for p in now], {})
         copies, energies = self._frozen
         if dtype not in energies:
@@ -395,7 +395,3 @@ class LRRN(nn.Module):
         x = vectors(x, self.image_shape)
         check_input(x, self.sizes[0], self.image_shape)
         return x
-
-
-def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
-    return all(a.device == b.device and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(old, new, strict=True))

@@ -89,7 +89,7 @@ def reproduce(
     quick : bool, default=False
         A smoke test on part of the data, which takes minutes.
     jobs : int, optional
-        Number of parallel runs; by default the number of cores. On a CUDA device, the number of runs measured in parallel.
+        Number of parallel runs, on a CUDA device of runs measured in parallel; by default the number of cores.
     root : path-like, optional
         Folder with the data; LRRN_DATA if not given. With ``download``, missing data are downloaded.
     seed : int, default=0
@@ -102,17 +102,13 @@ def reproduce(
     -------
     Reproduction
     """
-    if item not in ITEMS:
-        raise ValueError(f"there is no {item!r} to reproduce; use one of {', '.join(ITEMS)}")
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs must be at least 1; got {jobs}")
+    _check(item, jobs)
     start = time.perf_counter()
     name, scale = ("quick", QUICK) if quick else ("full", FULL)
     folder = Path(work) / (name if seed == 0 else f"{name}-{seed}")
     for place in (folder, Path(output)):
         place.mkdir(parents=True, exist_ok=True)
-    root = None if root is None else Path(root)
-    parts = _PARTS if item == "all" else {item: _PARTS[item]}
+    root, parts = None if root is None else Path(root), _PARTS if item == "all" else {item: _PARTS[item]}
     wanted = list(dict.fromkeys(run for runs, _ in parts.values() for run in runs(scale)))
     actual = {run: replace(run, seed=run.seed + seed) for run in wanted}
     reasons = _without_data(wanted, root, download)
@@ -124,6 +120,13 @@ def reproduce(
     report.write(Path(output), sections, _preface(item, quick, results))
     _write_results(Path(output), item, name, sections, results, actual)
     return Reproduction(sections, {run.name: reason for run, reason in failed.items()}, seconds)
+
+
+def _check(item: str, jobs: int | None) -> None:
+    if item not in ITEMS:
+        raise ValueError(f"there is no {item!r} to reproduce; use one of {', '.join(ITEMS)}")
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs must be at least 1; got {jobs}")
 
 
 def _results(
