@@ -87,12 +87,13 @@ def test_energies_are_differentiable(name, monkeypatch, unfolded):
 
 
 @pytest.mark.parametrize("name", CERTIFIED)
-@pytest.mark.parametrize("method", ["paper", "pairwise", "spectral", "multiplier", "shared"])
+@pytest.mark.parametrize("method", ["paper", "pairwise", "spectral", "multiplier", "auto"])
 def test_certificates(name, method, monkeypatch, unfolded):
     net = network(name, monkeypatch, unfolded)
     twin, x = dense_twin(net), images(net, 12).flatten(1)
-    mine, theirs = lrrn.certify(net, x, method), lrrn.certify(twin, x, method)
-    assert torch.equal(mine.prediction, theirs.prediction) and mine.method == method
+    seconds = 0.1 if method == "multiplier" else None
+    mine, theirs = (lrrn.certify(each, x, method, seconds=seconds) for each in (net, twin))
+    assert torch.equal(mine.prediction, theirs.prediction) and mine.method == (method if method != "auto" else "shared")
     # proven norms of a convolution are within 5 %, and errors of solves make a difference far below
     assert (mine.radius >= 0.9 * theirs.radius - 1e-4).all()
     assert (mine.radius <= 1.01 * theirs.radius + 1e-4).all()
@@ -102,7 +103,7 @@ def test_certificates(name, method, monkeypatch, unfolded):
 @pytest.mark.parametrize("method", ["paper", "spectral", "multiplier", "auto"])
 def test_lipschitz_constants(method, monkeypatch, unfolded):
     net = network("two", monkeypatch, unfolded)
-    mine, theirs = float(net.lipschitz(method)), float(dense_twin(net).lipschitz(method))
+    mine, theirs = (float(each.lipschitz(method, seconds=0.2)) for each in (net, dense_twin(net)))
     assert theirs * (1 - 1e-6) <= mine <= 1.1 * theirs
 
 
@@ -111,7 +112,7 @@ def test_attacks_agree_with_the_dense_twin(monkeypatch, unfolded):
 
     net = network("one", monkeypatch, unfolded)
     x = images(net, 6).flatten(1)
-    certificate = lrrn.certify(net, x, "shared")
+    certificate = lrrn.certify(net, x)
     found = minimal_perturbation(net, x, certificate.prediction)
     assert found.success.all() and (found.distance > certificate.radius).all()
     theirs = minimal_perturbation(dense_twin(net), x, certificate.prediction)
