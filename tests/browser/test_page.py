@@ -144,7 +144,9 @@ HELD_ANSWERS = """(() => {
 def test_while_the_pen_moves_questions_do_not_pile_up(page):
     page.evaluate(HELD_ANSWERS)
     write(page, 8, pause=0.0)
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")  # the last stroke is in
+    page.evaluate(
+        "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))"
+    )  # the last stroke is in
     while_waiting = page.evaluate("held.asked")
     page.evaluate("held.release()")
     settled(page)

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from torch.nn import functional
 
-from lrrn.estimators import robust
+from lrrn.estimators import choices, robust
 from lrrn.estimators._base import Array, LiftedEstimator, split_off_validation
 from lrrn.estimators.available import AvailableIf
 from lrrn.estimators.certified_labels import CertifiedLabels
@@ -29,7 +29,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     """Classifier on a lifted regression/reconstruction network, with certified radii.
 
     Set ``eps`` to the size of perturbations that predictions should withstand. Parameters that are None are then chosen from
-    the data. Parameters that are given are kept.
+    the data. Without ``eps``, the weight decay is. Parameters that are given are kept.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     init : {"glorot", "orthogonal", "uniform"}, default="glorot"
         Initial weights.
     optimizer : {"sgd", "adam", "adamw"}, optional
-        None means "adam", or "adamw" with ``eps``.
+        None means "adam", or "adamw" with ``eps`` and with a chosen weight decay.
     schedule : {None, "one_cycle", "cosine"}, default="cosine"
     learning_rate : float, default=0.004
     batch_size, epochs : int, optional
@@ -62,7 +62,10 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     weight_decay : float, default=5e-5
         lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
     decoupled_weight_decay : float, optional
-        Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw". None means 0, or 0.1 with ``eps``.
+        Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw". None means 0.1 with ``eps``. Without it, for
+        the contrastive objective, None means 900 * noise^2 / max(rows, 200), or 0 if that is below 0.01: noise is the error of
+        the nearest neighbour's label, among at most 2,000 rows, over that of the most frequent label, and at most 1. So small
+        tables with noisy labels are regularised and others are not. Otherwise, and in ``partial_fit``, None means 0.
     margin, temperature : float or (float, float), optional
         For the margin objective: the lead that the right score should have, and the softness of the loss. A pair gives the
         values at the beginning and at the end of training. None means 0.3 and 0.1, or a choice by ``eps``.
@@ -127,7 +130,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     ----------
     classes_ : array of shape (n_classes,)
     chosen_ : dict
-        Values that ``eps`` chose for parameters that are None; empty without ``eps``.
+        Values that were chosen from the data for parameters that are None.
     network_ : LRRN
         The trained network.
     lipschitz_ : LipschitzBound
@@ -247,11 +250,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         self.classes_, label = encode(labels, None, self._semi_supervised)
         weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
         seed, device = self._prepare(counted(features, weight))
-        linear = None
-        if self.eps is not None:
-            keep = np.arange(len(label)) if weight is None else np.flatnonzero(weight > 0)
-            x = self._scaled(features[keep], torch.float64, torch.device("cpu")).numpy()
-            linear = robust.choose_classifier(self, x, label[keep], None if weight is None else weight[keep], seed)
+        linear = choices.choose(self, features, label, weight, seed)
         self._build(features.shape[1], len(self.classes_), self.beta, "free")
         if linear is not None:
             robust.use_linear(self, linear)

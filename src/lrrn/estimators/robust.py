@@ -23,8 +23,10 @@ Fit = Callable[[dict[str, Any], Array], Callable[[Array], Array]]
 HIDDEN = (64,)
 BATCH = 64
 DECAY = 0.1
-STRENGTHS = (0.01, 0.1, 1.0, 10.0)
-"""Values of C, the inverse strength of regularisation, tried for logistic regression."""
+STRENGTHS = tuple(10.0 ** (k / 2) for k in range(-8, 3))
+"""Values of C, the inverse strength of regularisation, tried for logistic regression: from 1e-4 to 10."""
+SIZES = np.linspace(0, 2, 9)
+"""Sizes of perturbations, in units of ``eps``, over which the certified accuracy of logistic regressions is averaged."""
 ALPHA = 1.0
 """Strength of regularisation of ridge regression."""
 FOLDS = 5
@@ -42,13 +44,16 @@ class Linear:
     weight: Array  # (outputs, features)
     bias: Array  # (outputs,)
 
-    def certified(self, x: Array, label: Array, eps: float) -> Array:
-        """Return whether each sample is classified correctly, at a distance of more than ``eps`` from the decision boundary."""
+    def certified(self, x: Array, label: Array, eps: float | Array) -> Array:
+        """Return whether each sample is classified correctly, at a distance of more than ``eps`` from the decision boundary.
+
+        For an array of sizes, the result has a row for each.
+        """
         scores = x @ self.weight.T + self.bias
-        right = np.take_along_axis(scores, label[:, None], axis=1)
-        distance = np.linalg.norm(self.weight[label][:, None] - self.weight[None], axis=2)
+        lead = np.take_along_axis(scores, label[:, None], axis=1) - scores
+        slope = np.linalg.norm(self.weight[label][:, None] - self.weight[None], axis=2)
         others = np.arange(len(self.weight)) != label[:, None]
-        return np.all((right - scores > eps * distance) | ~others, axis=1)
+        return np.all((lead > np.multiply.outer(eps, slope)) | ~others, axis=-1)
 
 
 def epochs(rows: int) -> int:
@@ -57,17 +62,21 @@ def epochs(rows: int) -> int:
     return max(10, math.ceil(steps * BATCH / max(rows, 1)))
 
 
-def logistic(x: Array, label: Array, weight: Array | None, strength: float) -> Linear:
-    """Fit logistic regression, with weights whose mean over the classes is zero."""
+def logistic(x: Array, label: Array, weight: Array | None, *strengths: float) -> list[Linear]:
+    """Fit logistic regressions, each from the solution of the one before; their weights have mean zero over the classes."""
     from sklearn.linear_model import LogisticRegression
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it need not converge to be an alternative
-        model = LogisticRegression(C=strength, max_iter=300).fit(x, label, sample_weight=weight)
-    coef, intercept = model.coef_, model.intercept_
-    if len(coef) == 1:
-        coef, intercept = np.concatenate([-coef, coef]) / 2, np.concatenate([-intercept, intercept]) / 2
-    return Linear(coef - coef.mean(axis=0), intercept - intercept.mean())
+    found = []
+    model = LogisticRegression(max_iter=300, warm_start=True)
+    for strength in strengths:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it need not converge to be an alternative
+            model.set_params(C=strength).fit(x, label, sample_weight=weight)
+        coef, intercept = model.coef_, model.intercept_
+        if len(coef) == 1:
+            coef, intercept = np.concatenate([-coef, coef]) / 2, np.concatenate([-intercept, intercept]) / 2
+        found.append(Linear(coef - coef.mean(axis=0), intercept - intercept.mean()))
+    return found
 
 
 def ridge(x: Array, target: Array, weight: Array | None) -> Linear:
@@ -117,31 +126,31 @@ def classifier_parameters(
     fit : callable or None
         Trains a network and scores rows by 1 if correct and certified, else 0. None: no comparison, keep the hidden units.
     """
-    reference = logistic(x, label, weight, 1.0)
-    chosen = margin_parameters(x, reference, eps)
-    if fit is None or np.bincount(label).min() < FOLDS:
-        return chosen, None
+    if np.bincount(label).min() < FOLDS:
+        return margin_parameters(x, logistic(x, label, weight, 1.0)[0], eps), None
     splits = list(_splits(len(x), seed, label))
-    certified: dict[float, list[Array]] = {strength: [] for strength in STRENGTHS}
-    of_network = []
-    for train, held in splits:
-        for strength in STRENGTHS:
-            model = logistic(x[train], label[train], None if weight is None else weight[train], strength)
-            certified[strength].append(model.certified(x[held], label[held], eps))
-            if strength == 1.0:
-                of_network.append({**margin_parameters(x[train], model, eps), "epochs": math.ceil(chosen["epochs"] / 2)})
-    found = {strength: np.concatenate(parts).astype(float) for strength, parts in certified.items()}
-    best = max(STRENGTHS, key=lambda strength: found[strength].mean())
-    if not _better(found[best] - found[1.0]):
-        best = 1.0
+    paths = [logistic(x[train], label[train], None if weight is None else weight[train], *STRENGTHS) for train, _ in splits]
+    # the mean over sizes around eps depends less on which rows are held out; of equals, the most strongly regularised
+    shares = np.concatenate(
+        [
+            np.stack([model.certified(x[held], label[held], eps * SIZES).mean(axis=0) for model in path], axis=1)
+            for path, (_, held) in zip(paths, splits, strict=True)
+        ]
+    )
+    best = int(shares.mean(axis=0).argmax())
+    reference = logistic(x, label, weight, *STRENGTHS[: best + 1])[best]
+    chosen = margin_parameters(x, reference, eps)
+    if fit is None:
+        return chosen, None
     gains: list[Array] = []
-    for (train, held), parameters, linear in zip(splits, of_network, certified[best], strict=True):
-        gains.append(fit(parameters, train)(held).astype(float) - linear)
+    for (train, held), path in zip(splits, paths, strict=True):
+        parameters = {**margin_parameters(x[train], path[best], eps), "epochs": math.ceil(chosen["epochs"] / 2)}
+        gains.append(fit(parameters, train)(held).astype(float) - path[best].certified(x[held], label[held], eps))
         if _settled(np.concatenate(gains)):
             break
     if _better(np.concatenate(gains)):
         return chosen, None
-    return {**chosen, "hidden_sizes": (), "temperature": 1.0}, logistic(x, label, weight, best)
+    return {**chosen, "hidden_sizes": (), "temperature": 1.0}, reference
 
 
 def regressor_parameters(
