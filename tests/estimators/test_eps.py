@@ -75,6 +75,7 @@ def test_a_linear_model_where_it_is_the_better_one(monkeypatch):
 @pytest.mark.parametrize("eps", [0.2, 0.8])
 def test_the_strength_that_certifies_most(eps):
     X, y = straight(200)
+    X, y = np.concatenate([X, X[:50]]), np.concatenate([y, np.zeros(50, int)])  # classes differ in size, so that C matters
     splits = list(robust._splits(len(X), 0, y))
     paths = [robust.logistic(X[train], y[train], None, *robust.STRENGTHS) for train, _ in splits]
     shares = []
@@ -86,8 +87,8 @@ def test_the_strength_that_certifies_most(eps):
             right = model.predict(X[held]) == y[held]
             held_out += [np.mean(right & (distance(model, X[held]) > size)) for size in np.linspace(0, 2 * eps, 9)]
         shares.append(np.mean(held_out))
-    best = robust._strongest(X, y, eps, splits, paths)
-    assert shares[best] >= max(shares) - 0.002 > min(shares) + 0.05
+    best = robust._strongest(X, y, robust.sizes(len(X), eps), splits, paths)
+    assert shares[best] >= max(shares) - 0.002 > min(shares) + 0.02
 
 
 def test_a_network_as_good_as_the_linear_model_is_kept():
@@ -99,8 +100,8 @@ def test_a_network_as_good_as_the_linear_model_is_kept():
         model = robust.logistic(X[train], y[train], None, *robust.STRENGTHS)
         splits = list(robust._splits(len(X), 0, y))
         paths = [robust.logistic(X[rows], y[rows], None, *robust.STRENGTHS) for rows, _ in splits]
-        best = robust._strongest(X, y, 1.0, splits, paths)
-        return lambda held: model[best].share(X[held], y[held], 1.0)
+        best = robust._strongest(X, y, robust.sizes(len(X), 1.0), splits, paths)
+        return lambda held: model[best].share(X[held], y[held], robust.sizes(len(X), 1.0))
 
     chosen, linear = robust.classifier_parameters(X, y, None, 1.0, 0, as_good)
     assert linear is None and chosen["hidden_sizes"] == (64,) and chosen["temperature"] >= min(tried)
@@ -109,7 +110,7 @@ def test_a_network_as_good_as_the_linear_model_is_kept():
 def test_the_linear_model_as_a_network(monkeypatch):
     X, y = straight()
     monkeypatch.setattr(robust, "STRENGTHS", (1.0,))
-    monkeypatch.setattr(robust.Linear, "share", lambda self, x, label, eps: np.full(len(x), 2.0))  # no network is as good
+    monkeypatch.setattr(robust.Linear, "share", lambda self, x, label, sizes: np.full(len(x), 2.0))  # no network is as good
     clf = LRRNClassifier(eps=0.2, dtype="float64", epochs=1, random_state=0).fit(X, y)
     model = LogisticRegression(max_iter=300).fit(X, y)
     assert clf.network_.sizes == (8, 2) and clf.loss_curve_ == []

@@ -1,7 +1,7 @@
 """What ``eps`` decides: parameters of the estimators, from the data and the size of perturbations to withstand.
 
 Logistic and ridge regression are networks of this family without hidden layers. They set the scale of the loss or of the output
-weights, and they are the alternative: a network with hidden units is kept only if it is clearly better on held-out rows.
+weights, and they are the alternative: a network with hidden units must compare well with them on held-out rows.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ SOFTEST = 4.0
 SIZES = np.linspace(0, 2, 9)
 """Sizes of perturbations, in units of ``eps``, over which certified accuracies on held-out rows are averaged.
 
-The average depends less on which rows are held out than the certified accuracy at ``eps`` alone.
+The average depends less on which rows are held out than the certified accuracy at ``eps`` alone, which is used from ``LARGE``
+rows on.
 """
 ALPHA = 1.0
 """Strength of regularisation of ridge regression."""
 FOLDS = 5
 LARGE = 2000
-"""Number of rows from which one split is used in place of cross-validation."""
+"""Number of rows from which one split is used in place of cross-validation, and the most rows that it holds out."""
 HELD_OUT = 300
-"""The most rows of a fold that are scored."""
+"""The most rows of a fold on which networks are scored."""
 
 
 @final
@@ -56,19 +57,24 @@ class Linear:
         """
         scores = x @ self.weight.T + self.bias
         lead = np.take_along_axis(scores, label[:, None], axis=1) - scores
-        slope = np.linalg.norm(self.weight[label][:, None] - self.weight[None], axis=2)
+        slope = np.linalg.norm(self.weight[:, None] - self.weight[None], axis=2)[label]
         others = np.arange(len(self.weight)) != label[:, None]
         return np.all((lead > np.multiply.outer(eps, slope)) | ~others, axis=-1)
 
-    def share(self, x: Array, label: Array, eps: float) -> Array:
-        """Return at which share of the sizes around ``eps`` each sample is classified correctly and certified."""
-        return np.asarray(self.certified(x, label, eps * SIZES).mean(axis=0))
+    def share(self, x: Array, label: Array, sizes: Array) -> Array:
+        """Return at which share of these sizes each sample is classified correctly and certified."""
+        return np.asarray(self.certified(x, label, sizes).mean(axis=0))
+
+
+def sizes(rows: int, eps: float) -> Array:
+    """Return the sizes over which certified accuracies are averaged."""
+    return eps * (SIZES if rows < LARGE else np.ones(1))
 
 
 def epochs(rows: int) -> int:
-    """Return the number of epochs: between 200 and 600 steps, and at least ten epochs."""
+    """Return the number of epochs: between 200 and 600 steps, and at least twenty epochs."""
     steps = max(min(rows, 600), 200)
-    return max(10, math.ceil(steps * BATCH / max(rows, 1)))
+    return max(20, math.ceil(steps * BATCH / max(rows, 1)))
 
 
 def logistic(x: Array, label: Array, weight: Array | None, *strengths: float) -> list[Linear]:
@@ -139,20 +145,21 @@ def classifier_parameters(
         return margin_parameters(x, logistic(x, label, weight, 1.0)[0], eps), None
     splits = list(_splits(len(x), seed, label))
     paths = [logistic(x[train], label[train], None if weight is None else weight[train], *STRENGTHS) for train, _ in splits]
-    usual, best = STRENGTHS.index(1.0), _strongest(x, label, eps, splits, paths)
+    usual, best = STRENGTHS.index(1.0), _strongest(x, label, sizes(len(x), eps), splits, paths)
     whole = logistic(x, label, weight, *STRENGTHS[: max(best, usual) + 1])
-    # the last network is regularised like the best linear model, so it is kept unless it is worse; the other must be better
-    trials = [(best, SOFTEST, 0.0)] if best == usual else [(usual, 1.0, 1.0), (best, SOFTEST, 0.0)]
-    for k, most, errors in trials:
+    # the last network is regularised like the best linear model, so it is kept unless it is worse; the other must be better,
+    # and is given up as soon as it is behind
+    for k, most, last in ((usual, 1.0, False), (best, SOFTEST, True))[best == usual :]:
         chosen = margin_parameters(x, whole[k], eps, most)
         gains: list[Array] = []
         for (train, held), path in zip(splits, paths, strict=True):
             parameters = {**margin_parameters(x[train], path[k], eps, most), "epochs": math.ceil(chosen["epochs"] / 2)}
-            gains.append(fit(parameters, train)(held) - path[best].share(x[held], label[held], eps))
-            if _settled(np.concatenate(gains), 2.0 - errors):
+            some = held[:HELD_OUT]
+            gains.append(fit(parameters, train)(some) - path[best].share(x[some], label[some], sizes(len(x), eps)))
+            if _settled(np.concatenate(gains), 2.0 if last else 0.0):
                 break
         found = np.concatenate(gains)
-        if found.sum() >= errors * math.sqrt(np.square(found).sum()):
+        if found.sum() >= (0.0 if last else math.sqrt(np.square(found).sum())):
             return chosen, None
     return {**chosen, "hidden_sizes": (), "temperature": 1.0}, whole[best]
 
@@ -183,9 +190,9 @@ def regressor_parameters(
         return chosen, None
     gains: list[Array] = []
     for train, held in _splits(len(x), seed, None):
-        linear = ridge(x[train], target[train], None if weight is None else weight[train])
-        error = np.square(x[held] @ linear.weight.T + linear.bias - target[held]).sum(axis=1)
-        gains.append(fit(parameters(linear, len(train)), train)(held) + error)
+        linear, some = ridge(x[train], target[train], None if weight is None else weight[train]), held[:HELD_OUT]
+        error = np.square(x[some] @ linear.weight.T + linear.bias - target[some]).sum(axis=1)
+        gains.append(fit(parameters(linear, len(train)), train)(some) + error)
         if _settled(np.concatenate(gains)):
             break
     if _better(np.concatenate(gains), 2.0):
@@ -203,7 +210,7 @@ def choose_classifier(model: Any, x: Array, label: Array, weight: Array | None, 
 
         def score(held: Array) -> Array:
             found = trial.certificate(x[held])
-            certified = (found.prediction == label[held]) & (found.radius > np.multiply.outer(eps * SIZES, np.ones(len(held))))
+            certified = (found.prediction == label[held]) & (found.radius > sizes(len(x), eps)[:, None])
             return np.asarray(certified.mean(axis=0))
 
         return score
@@ -256,15 +263,17 @@ def _splits(n: int, seed: int, label: Array | None) -> Iterator[tuple[Array, Arr
     from sklearn.model_selection import KFold, ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit
 
     one, several = (ShuffleSplit, KFold) if label is None else (StratifiedShuffleSplit, StratifiedKFold)
-    held = max(HELD_OUT / n, 0.1)
-    split = one(1, test_size=held, random_state=seed) if n >= LARGE else several(FOLDS, shuffle=True, random_state=seed)
-    for train, rest in split.split(np.zeros((n, 1)), label):
-        yield train, rest[:HELD_OUT]
+    split = (
+        one(1, test_size=min(0.2, LARGE / n), random_state=seed)
+        if n >= LARGE
+        else several(FOLDS, shuffle=True, random_state=seed)
+    )
+    yield from split.split(np.zeros((n, 1)), label)
 
 
-def _strongest(x: Array, label: Array, eps: float, splits: list[tuple[Array, Array]], paths: list[list[Linear]]) -> int:
-    """Return which of ``STRENGTHS`` certifies most on held-out rows; of equals, the first."""
-    shares = [[model.share(x[held], label[held], eps) for model in path] for path, (_, held) in zip(paths, splits, strict=True)]
+def _strongest(x: Array, label: Array, at: Array, splits: list[tuple[Array, Array]], paths: list[list[Linear]]) -> int:
+    """Return which of ``STRENGTHS`` certifies most on held-out rows at these sizes; of equals, the first."""
+    shares = [[model.share(x[held], label[held], at) for model in path] for path, (_, held) in zip(paths, splits, strict=True)]
     return int(np.concatenate(shares, axis=1).mean(axis=1).argmax())
 
 
