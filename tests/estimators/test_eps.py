@@ -72,10 +72,45 @@ def test_a_linear_model_where_it_is_the_better_one(monkeypatch):
     assert np.array_equal(linear.certified(X, y, 0.2), certified) and 0 < certified.sum() < len(X)
 
 
+@pytest.mark.parametrize("eps", [0.2, 0.8])
+def test_the_strength_that_certifies_most(eps):
+    X, y = straight(200)
+    X, y = np.concatenate([X, X[:50]]), np.concatenate([y, np.zeros(50, int)])  # classes differ in size, so that C matters
+    splits = list(robust._splits(len(X), 0, y))
+    paths = [robust.logistic(X[train], y[train], None, *robust.STRENGTHS) for train, _ in splits]
+    shares = []
+    for k, strength in enumerate(robust.STRENGTHS):
+        held_out = []
+        for (train, held), path in zip(splits, paths, strict=True):
+            model = LogisticRegression(C=strength, max_iter=300, tol=1e-8).fit(X[train], y[train])
+            assert np.allclose(path[k].weight[1] - path[k].weight[0], model.coef_[0], rtol=0.02, atol=5e-3)
+            right = model.predict(X[held]) == y[held]
+            held_out += [np.mean(right & (distance(model, X[held]) > size)) for size in np.linspace(0, 2 * eps, 9)]
+        shares.append(np.mean(held_out))
+    best = robust._strongest(X, y, robust.sizes(len(X), eps), splits, paths)
+    assert shares[best] >= max(shares) - 0.002 > min(shares) + 0.02
+
+
+def test_a_network_as_good_as_the_linear_model_is_kept():
+    X, y = straight()
+    tried = []
+
+    def as_good(parameters, train):
+        tried.append(parameters["temperature"])
+        model = robust.logistic(X[train], y[train], None, *robust.STRENGTHS)
+        splits = list(robust._splits(len(X), 0, y))
+        paths = [robust.logistic(X[rows], y[rows], None, *robust.STRENGTHS) for rows, _ in splits]
+        best = robust._strongest(X, y, robust.sizes(len(X), 1.0), splits, paths)
+        return lambda held: model[best].share(X[held], y[held], robust.sizes(len(X), 1.0))
+
+    chosen, linear = robust.classifier_parameters(X, y, None, 1.0, 0, as_good)
+    assert linear is None and chosen["hidden_sizes"] == (64,) and chosen["temperature"] >= min(tried)
+
+
 def test_the_linear_model_as_a_network(monkeypatch):
     X, y = straight()
     monkeypatch.setattr(robust, "STRENGTHS", (1.0,))
-    monkeypatch.setattr(robust, "_better", lambda *_: False)
+    monkeypatch.setattr(robust.Linear, "share", lambda self, x, label, sizes: np.full(len(x), 2.0))  # no network is as good
     clf = LRRNClassifier(eps=0.2, dtype="float64", epochs=1, random_state=0).fit(X, y)
     model = LogisticRegression(max_iter=300).fit(X, y)
     assert clf.network_.sizes == (8, 2) and clf.loss_curve_ == []
@@ -86,7 +121,7 @@ def test_the_linear_model_as_a_network(monkeypatch):
 
 def test_several_classes_of_a_linear_model():
     X, y = load_iris(return_X_y=True)
-    linear = robust.logistic(X, y, None, 1.0)
+    (linear,) = robust.logistic(X, y, None, 1.0)
     model = LogisticRegression(max_iter=300).fit(X, y)
     assert np.allclose(linear.weight.mean(axis=0), 0)
     scores, weight = model.decision_function(X), model.coef_
@@ -99,11 +134,14 @@ def test_several_classes_of_a_linear_model():
 
 def test_the_temperature_is_that_of_logistic_regression_within_the_spread_of_the_data():
     X, y = straight()
-    linear = robust.logistic(X, y, None, 1.0)
+    (linear,) = robust.logistic(X, y, None, 1.0)
     norm = np.linalg.norm(LogisticRegression(max_iter=300).fit(X, y).coef_) / 2  # of each of the two centred rows
     assert robust.margin_parameters(X, linear, 0.25)["temperature"] == pytest.approx(1 / norm + 0.25, rel=1e-4)
     nothing = robust.Linear(np.zeros((2, 8)), np.zeros(2))
     assert robust.margin_parameters(X, nothing, 0.25)["temperature"] == pytest.approx(np.sqrt(X.var(axis=0).sum()) + 0.25)
+    assert robust.margin_parameters(X, nothing, 0.25, 3.0)["temperature"] == pytest.approx(
+        3 * np.sqrt(X.var(axis=0).sum()) + 0.25
+    )
     assert robust.margin_parameters(np.zeros_like(X), nothing, 0.25)["temperature"] == 1.25
 
 

@@ -5,7 +5,7 @@ import pytest
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
-from lrrn.studies.tabular import contenders, data, study
+from lrrn.studies.tabular import contenders, data, memory, study
 
 
 def test_radii_of_logistic_regression_lie_on_the_boundary():
@@ -58,6 +58,22 @@ def test_a_fold_of_a_table(monkeypatch):
     assert row["accuracy"] >= row["certified at 0.25"] >= row["certified at 0.5"] > 0.5
 
 
+@pytest.mark.skipif(not memory.CLEAR.exists(), reason="Linux keeps a peak that can be reset")
+def test_memory_is_the_peak_within_the_block():
+    for mebibytes in (64, 16):  # the second block must not have the peak of the first
+        with memory.growth() as found:
+            held = np.ones(mebibytes * 2**17)
+            del held
+        assert found[0] == pytest.approx(mebibytes, abs=4)
+
+
+def test_no_memory_where_there_is_no_peak(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "CLEAR", tmp_path / "absent" / "file")
+    with memory.growth() as found:
+        pass
+    assert found == []
+
+
 def made_up():
     rows = []
     for number in range(5):
@@ -66,7 +82,15 @@ def made_up():
             row = {"table": "iris", "rows": 150, "fold": number, "contender": contender, "seconds": 2.0, "accuracy": 0.9}
             rows.append(row | {"hidden units": 64, "certified at 0.25": 0.8, "certified at 0.5": share})
         for contender in contenders.regressors():
-            row = {"table": "boston", "rows": 506, "fold": number, "contender": contender, "seconds": 1.0, "r2": 0.5}
+            row = {
+                "table": "boston",
+                "rows": 506,
+                "fold": number,
+                "contender": contender,
+                "seconds": 1.0,
+                "MiB": 3.0,
+                "r2": 0.5,
+            }
             rows.append(row | {"hidden units": 0, "half-width": 0.2 if contender == "ridge" else 0.1})
     return rows
 
@@ -82,4 +106,4 @@ def test_tables_mark_where_others_are_better():
     assert "| 80.0 | 5/5 | 80.0 | 80.0 | 72.0 † | 5/5 | 75.0 | 75.0 |" in iris
     (boston,) = [line for line in text.splitlines() if line.startswith("| boston")]
     assert boston.endswith("| 0.500 | 0/5 |")
-    assert "| regressor: MLP | 1.00 | 1.00 | 1.00 |" in text
+    assert "| regressor: MLP | 1.00 | 1.00 | 1.00 | 3.0 | 3.0 |" in text

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from torch.nn import functional
 
-from lrrn.estimators import robust
+from lrrn.estimators import choices, robust
 from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.available import AvailableIf
 from lrrn.estimators.certified_labels import CertifiedLabels
@@ -30,7 +30,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     """Classifier on a lifted regression/reconstruction network, with certified radii.
 
     Set ``eps`` to the size of perturbations that predictions should withstand. Parameters that are None are then chosen from
-    the data. Parameters that are given are kept.
+    the data. Without ``eps``, the weight decay is. Parameters that are given are kept.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     init : {"glorot", "orthogonal", "uniform"}, default="glorot"
         Initial weights.
     optimizer : {"sgd", "adam", "adamw"}, optional
-        None means "adam", or "adamw" with ``eps``.
+        None means "adam", or "adamw" with ``eps`` and with a chosen weight decay.
     schedule : {None, "one_cycle", "cosine"}, default="cosine"
     learning_rate : float, default=0.004
     batch_size, epochs : int, optional
@@ -64,7 +64,10 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     weight_decay : float, default=5e-5
         lambda of the paper: the loss has lambda * |W_{L-1}|_F^2 added.
     decoupled_weight_decay : float, optional
-        Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw". None means 0, or 0.1 with ``eps``.
+        Decoupled weight decay of AdamW, on all weights; needs optimizer="adamw". None means 0.1 with ``eps``. Without it, for
+        the contrastive objective, None means 900 * noise^2 / max(rows, 200), or 0 if that is below 0.01: noise is the error of
+        the nearest neighbour's label, among at most 2,000 rows, over that of the most frequent label, and at most 1. So small
+        tables with noisy labels are regularised and others are not. Otherwise, and in ``partial_fit``, None means 0.
     margin, temperature : float or (float, float), optional
         For the margin objective: the lead that the right score should have, and the softness of the loss. A pair gives the
         values at the beginning and at the end of training. None means 0.3 and 0.1, or a choice by ``eps``.
@@ -80,14 +83,11 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         half of the training data.
     confidence : float, default=0.3
         Margin above which a prediction is a pseudo-label.
-    pretrain_epochs : int, default=0
-        Epochs of unsupervised training (free energy) before the supervised ones.
-    pretrain_learning_rate : float, default=0.005
-        Learning rate of the unsupervised training.
+    pretrain_epochs, pretrain_learning_rate : int and float, default=0 and 0.005
+        Epochs of unsupervised training (free energy) before the supervised ones, and their learning rate.
     max_weight_norm : float, optional
         Upper bound on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
     class_weight : dict or "balanced", optional
-        Weights of the classes.
     standardize : {False, True, "common", "features"}, default=False
         True or "common": centre every feature and divide all of them by one common scale; radii stay Euclidean, in the units of
         X. "features": divide every feature by its own standard deviation (constant features by 1); radii are in the norm of the
@@ -101,7 +101,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         Time that :meth:`fit` may take, pretraining included. Training ends after the first step that ends later, with a
         ConvergenceWarning. The result then depends on the speed of the machine.
     shifts : int, default=0
-        Data augmentation for square images: random shifts by up to this many pixels in each direction, at every step.
+        Data augmentation for images: random shifts by up to this many pixels in each direction, at every step.
     reuse_activations : bool, default=False
         Warm-start solves from the activations of the previous epoch.
     tol, max_sweeps
@@ -111,12 +111,9 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges. With "raise",
         no prediction is returned otherwise.
     dtype : {"float32", "float64"}, default="float32"
-        Type of the parameters.
     device : {"auto", "cpu", "cuda"}, default="auto"
-    checkpoint : path-like, optional
-        File for the state of the run, written at regular intervals and on Ctrl-C.
-    resume : bool, default=False
-        Resume from ``checkpoint`` if it exists.
+    checkpoint, resume : path-like, optional, and bool, default=False
+        File for the state of the run, written at regular intervals and on Ctrl-C, and whether to resume from it if it exists.
     log : path-like, optional
         File for one JSON record per epoch.
     callbacks : tuple of callables, default=()
@@ -135,7 +132,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     ----------
     classes_ : array of shape (n_classes,)
     chosen_ : dict
-        Values that ``eps`` chose for parameters that are None; empty without ``eps``.
+        Values that were chosen from the data for parameters that are None.
     network_ : LRRN
         The trained network.
     lipschitz_ : LipschitzBound
@@ -257,11 +254,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         self.classes_, label = encode(labels, None, self._semi_supervised)
         weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
         seed, device = self._prepare(counted(features, weight))
-        linear = None
-        if self.eps is not None:
-            keep = np.arange(len(label)) if weight is None else np.flatnonzero(weight > 0)
-            x = self._scaled(features[keep], torch.float64, torch.device("cpu")).numpy()
-            linear = robust.choose_classifier(self, x, label[keep], None if weight is None else weight[keep], seed)
+        linear = choices.choose(self, features, label, weight, seed)
         self._build(features.shape[1], len(self.classes_), self.beta, "free")
         if linear is not None:
             robust.use_linear(self, linear)

@@ -1,7 +1,7 @@
 """What ``eps`` decides: parameters of the estimators, from the data and the size of perturbations to withstand.
 
 Logistic and ridge regression are networks of this family without hidden layers. They set the scale of the loss or of the output
-weights, and they are the alternative: a network with hidden units is kept only if it is clearly better on held-out rows.
+weights, and they are the alternative: a network with hidden units must compare well with them on held-out rows.
 """
 
 from __future__ import annotations
@@ -23,15 +23,23 @@ Fit = Callable[[dict[str, Any], Array], Callable[[Array], Array]]
 HIDDEN = (64,)
 BATCH = 64
 DECAY = 0.1
-STRENGTHS = (0.01, 0.1, 1.0, 10.0)
-"""Values of C, the inverse strength of regularisation, tried for logistic regression."""
+STRENGTHS = tuple(10.0 ** (k / 2) for k in range(-8, 3))
+"""Values of C, the inverse strength of regularisation, tried for logistic regression: from 1e-4 to 10."""
+SOFTEST = 4.0
+"""Largest temperature, in units of the spread of the data, of the more strongly regularised network."""
+SIZES = np.linspace(0, 2, 9)
+"""Sizes of perturbations, in units of ``eps``, over which certified accuracies on held-out rows are averaged.
+
+The average depends less on which rows are held out than the certified accuracy at ``eps`` alone, which is used from ``LARGE``
+rows on.
+"""
 ALPHA = 1.0
 """Strength of regularisation of ridge regression."""
 FOLDS = 5
 LARGE = 2000
-"""Number of rows from which one split is used in place of cross-validation."""
+"""Number of rows from which one split is used in place of cross-validation, and the most rows that it holds out."""
 HELD_OUT = 300
-"""The most rows of a fold that are scored."""
+"""The most rows of a fold on which networks are scored."""
 
 
 @final
@@ -42,32 +50,48 @@ class Linear:
     weight: Array  # (outputs, features)
     bias: Array  # (outputs,)
 
-    def certified(self, x: Array, label: Array, eps: float) -> Array:
-        """Return whether each sample is classified correctly, at a distance of more than ``eps`` from the decision boundary."""
+    def certified(self, x: Array, label: Array, eps: float | Array) -> Array:
+        """Return whether each sample is classified correctly, at a distance of more than ``eps`` from the decision boundary.
+
+        For an array of sizes, the result has a row for each.
+        """
         scores = x @ self.weight.T + self.bias
-        right = np.take_along_axis(scores, label[:, None], axis=1)
-        distance = np.linalg.norm(self.weight[label][:, None] - self.weight[None], axis=2)
+        lead = np.take_along_axis(scores, label[:, None], axis=1) - scores
+        slope = np.linalg.norm(self.weight[:, None] - self.weight[None], axis=2)[label]
         others = np.arange(len(self.weight)) != label[:, None]
-        return np.all((right - scores > eps * distance) | ~others, axis=1)
+        return np.all((lead > np.multiply.outer(eps, slope)) | ~others, axis=-1)
+
+    def share(self, x: Array, label: Array, sizes: Array) -> Array:
+        """Return at which share of these sizes each sample is classified correctly and certified."""
+        return np.asarray(self.certified(x, label, sizes).mean(axis=0))
+
+
+def sizes(rows: int, eps: float) -> Array:
+    """Return the sizes over which certified accuracies are averaged."""
+    return eps * (SIZES if rows < LARGE else np.ones(1))
 
 
 def epochs(rows: int) -> int:
-    """Return the number of epochs: between 200 and 600 steps, and at least ten epochs."""
+    """Return the number of epochs: between 200 and 600 steps, and at least twenty epochs."""
     steps = max(min(rows, 600), 200)
-    return max(10, math.ceil(steps * BATCH / max(rows, 1)))
+    return max(20, math.ceil(steps * BATCH / max(rows, 1)))
 
 
-def logistic(x: Array, label: Array, weight: Array | None, strength: float) -> Linear:
-    """Fit logistic regression, with weights whose mean over the classes is zero."""
+def logistic(x: Array, label: Array, weight: Array | None, *strengths: float) -> list[Linear]:
+    """Fit logistic regressions, each from the solution of the one before; their weights have mean zero over the classes."""
     from sklearn.linear_model import LogisticRegression
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it need not converge to be an alternative
-        model = LogisticRegression(C=strength, max_iter=300).fit(x, label, sample_weight=weight)
-    coef, intercept = model.coef_, model.intercept_
-    if len(coef) == 1:
-        coef, intercept = np.concatenate([-coef, coef]) / 2, np.concatenate([-intercept, intercept]) / 2
-    return Linear(coef - coef.mean(axis=0), intercept - intercept.mean())
+    found = []
+    model = LogisticRegression(max_iter=300, warm_start=True)
+    for strength in strengths:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it need not converge to be an alternative
+            model.set_params(C=strength).fit(x, label, sample_weight=weight)
+        coef, intercept = model.coef_, model.intercept_
+        if len(coef) == 1:
+            coef, intercept = np.concatenate([-coef, coef]) / 2, np.concatenate([-intercept, intercept]) / 2
+        found.append(Linear(coef - coef.mean(axis=0), intercept - intercept.mean()))
+    return found
 
 
 def ridge(x: Array, target: Array, weight: Array | None) -> Linear:
@@ -78,16 +102,16 @@ def ridge(x: Array, target: Array, weight: Array | None) -> Linear:
     return Linear(np.reshape(model.coef_, (target.shape[1], -1)), np.full(target.shape[1], model.intercept_))
 
 
-def margin_parameters(x: Array, linear: Linear, eps: float) -> dict[str, Any]:
+def margin_parameters(x: Array, linear: Linear, eps: float, most: float = 1.0) -> dict[str, Any]:
     """Return parameters of the margin objective for adversarial training at ``eps``.
 
     Output weights have rows of norm one, so the temperature has the unit of x. It is the one of logistic regression, whose rows
-    have another norm, plus ``eps``, and at most the spread of the data: where a linear model explains nothing, its own is
-    infinite.
+    have another norm, plus ``eps``, and at most ``most`` times the spread of the data: where a linear model explains nothing,
+    its own is infinite.
     """
     norm = math.sqrt(np.square(linear.weight).sum(axis=1).mean())
     spread = math.sqrt(x.var(axis=0).sum())
-    softness = min(1 / norm if norm > 0 else math.inf, spread if spread > 0 else 1.0) + eps
+    softness = min(1 / norm if norm > 0 else math.inf, most * spread if spread > 0 else 1.0) + eps
     return {
         "objective": "margin",
         "margin": 0.0,
@@ -115,33 +139,29 @@ def classifier_parameters(
     seed : int
         For the choice of held-out rows.
     fit : callable or None
-        Trains a network and scores rows by 1 if correct and certified, else 0. None: no comparison, keep the hidden units.
+        Trains a network and scores rows as :meth:`Linear.share` does. None: no comparison, keep the hidden units.
     """
-    reference = logistic(x, label, weight, 1.0)
-    chosen = margin_parameters(x, reference, eps)
     if fit is None or np.bincount(label).min() < FOLDS:
-        return chosen, None
+        return margin_parameters(x, logistic(x, label, weight, 1.0)[0], eps), None
     splits = list(_splits(len(x), seed, label))
-    certified: dict[float, list[Array]] = {strength: [] for strength in STRENGTHS}
-    of_network = []
-    for train, held in splits:
-        for strength in STRENGTHS:
-            model = logistic(x[train], label[train], None if weight is None else weight[train], strength)
-            certified[strength].append(model.certified(x[held], label[held], eps))
-            if strength == 1.0:
-                of_network.append({**margin_parameters(x[train], model, eps), "epochs": math.ceil(chosen["epochs"] / 2)})
-    found = {strength: np.concatenate(parts).astype(float) for strength, parts in certified.items()}
-    best = max(STRENGTHS, key=lambda strength: found[strength].mean())
-    if not _better(found[best] - found[1.0]):
-        best = 1.0
-    gains: list[Array] = []
-    for (train, held), parameters, linear in zip(splits, of_network, certified[best], strict=True):
-        gains.append(fit(parameters, train)(held).astype(float) - linear)
-        if _settled(np.concatenate(gains)):
-            break
-    if _better(np.concatenate(gains)):
-        return chosen, None
-    return {**chosen, "hidden_sizes": (), "temperature": 1.0}, logistic(x, label, weight, best)
+    paths = [logistic(x[train], label[train], None if weight is None else weight[train], *STRENGTHS) for train, _ in splits]
+    usual, best = STRENGTHS.index(1.0), _strongest(x, label, sizes(len(x), eps), splits, paths)
+    whole = logistic(x, label, weight, *STRENGTHS[: max(best, usual) + 1])
+    # the last network is regularised like the best linear model, so it is kept unless it is worse; the other must be better,
+    # and is given up as soon as it is behind
+    for k, most, last in ((usual, 1.0, False), (best, SOFTEST, True))[best == usual :]:
+        chosen = margin_parameters(x, whole[k], eps, most)
+        gains: list[Array] = []
+        for (train, held), path in zip(splits, paths, strict=True):
+            parameters = {**margin_parameters(x[train], path[k], eps, most), "epochs": math.ceil(chosen["epochs"] / 2)}
+            some = held[:HELD_OUT]
+            gains.append(fit(parameters, train)(some) - path[best].share(x[some], label[some], sizes(len(x), eps)))
+            if _settled(np.concatenate(gains), 2.0 if last else 0.0):
+                break
+        found = np.concatenate(gains)
+        if found.sum() >= (0.0 if last else math.sqrt(np.square(found).sum())):
+            return chosen, None
+    return {**chosen, "hidden_sizes": (), "temperature": 1.0}, whole[best]
 
 
 def regressor_parameters(
@@ -170,9 +190,9 @@ def regressor_parameters(
         return chosen, None
     gains: list[Array] = []
     for train, held in _splits(len(x), seed, None):
-        linear = ridge(x[train], target[train], None if weight is None else weight[train])
-        error = np.square(x[held] @ linear.weight.T + linear.bias - target[held]).sum(axis=1)
-        gains.append(fit(parameters(linear, len(train)), train)(held) + error)
+        linear, some = ridge(x[train], target[train], None if weight is None else weight[train]), held[:HELD_OUT]
+        error = np.square(x[some] @ linear.weight.T + linear.bias - target[some]).sum(axis=1)
+        gains.append(fit(parameters(linear, len(train)), train)(some) + error)
         if _settled(np.concatenate(gains)):
             break
     if _better(np.concatenate(gains), 2.0):
@@ -190,7 +210,8 @@ def choose_classifier(model: Any, x: Array, label: Array, weight: Array | None, 
 
         def score(held: Array) -> Array:
             found = trial.certificate(x[held])
-            return np.asarray((found.prediction == label[held]) & (found.radius > eps))
+            certified = (found.prediction == label[held]) & (found.radius > sizes(len(x), eps)[:, None])
+            return np.asarray(certified.mean(axis=0))
 
         return score
 
@@ -242,10 +263,18 @@ def _splits(n: int, seed: int, label: Array | None) -> Iterator[tuple[Array, Arr
     from sklearn.model_selection import KFold, ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit
 
     one, several = (ShuffleSplit, KFold) if label is None else (StratifiedShuffleSplit, StratifiedKFold)
-    held = max(HELD_OUT / n, 0.1)
-    split = one(1, test_size=held, random_state=seed) if n >= LARGE else several(FOLDS, shuffle=True, random_state=seed)
-    for train, rest in split.split(np.zeros((n, 1)), label):
-        yield train, rest[:HELD_OUT]
+    split = (
+        one(1, test_size=min(0.2, LARGE / n), random_state=seed)
+        if n >= LARGE
+        else several(FOLDS, shuffle=True, random_state=seed)
+    )
+    yield from split.split(np.zeros((n, 1)), label)
+
+
+def _strongest(x: Array, label: Array, at: Array, splits: list[tuple[Array, Array]], paths: list[list[Linear]]) -> int:
+    """Return which of ``STRENGTHS`` certifies most on held-out rows at these sizes; of equals, the first."""
+    shares = [[model.share(x[held], label[held], at) for model in path] for path, (_, held) in zip(paths, splits, strict=True)]
+    return int(np.concatenate(shares, axis=1).mean(axis=1).argmax())
 
 
 def _better(gains: Array, errors: float = 1.0) -> bool:
@@ -253,5 +282,6 @@ def _better(gains: Array, errors: float = 1.0) -> bool:
     return bool(gains.sum() > errors * math.sqrt(np.square(gains).sum()))
 
 
-def _settled(gains: Array) -> bool:
-    return _better(gains, 2.0) or _better(-gains, 2.0)
+def _settled(gains: Array, below: float = 2.0) -> bool:
+    """Whether more folds would hardly change the choice: two standard errors above zero, or this many below."""
+    return _better(gains, 2.0) or _better(-gains, below)

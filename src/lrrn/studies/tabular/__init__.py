@@ -1,1 +1,1 @@
-"""Real tables, cross-validated: our estimators beside scikit-learn's, with certified accuracy, intervals and seconds."""
+"""Real tables, cross-validated: our estimators beside scikit-learn's, with certified accuracy, intervals, time and memory."""

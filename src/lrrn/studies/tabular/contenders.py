@@ -70,12 +70,12 @@ def linear_radii(model: Any, x: Array) -> tuple[Array, Array]:
 
 
 def scores(name: str, model: Any, x: Array, y: Array) -> dict[str, Any]:
-    """Return the accuracy of a fitted classifier, and its certified accuracy if it has one."""
+    """Return the accuracy of a fitted classifier, and certified accuracies if it is trained for them or linear."""
     found: dict[str, Any] = {"accuracy": float(np.mean(model.predict(x) == y))}
     x, y = x[:CERTIFIED_ROWS], y[:CERTIFIED_ROWS]
     if name.startswith("logistic"):
         label, radius = linear_radii(model, x)
-    elif name.startswith("lrrn"):
+    elif name.startswith("lrrn, eps"):
         certificate = model.certificate(x, "shared")
         label, radius = certificate.prediction, certificate.radius
         found["hidden units"] = sum(model.network_.sizes[1:-1])
