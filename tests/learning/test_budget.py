@@ -131,7 +131,7 @@ def test_what_eps_compares_takes_from_the_same_budget(second_by_second, make):
     with pytest.warns(ConvergenceWarning, match="max_seconds"):
         model = make(hidden_sizes=None, objective="squared_error" if make is regressor else None, eps=0.1, max_seconds=7.5)
         model.fit(X, y)
-    assert budget.monotonic() < 18  # 21 looks at the clock and more if every candidate had 7.5 seconds
+    assert budget.monotonic() < 21  # 23 looks at the clock and more if every candidate had 7.5 seconds
     assert model.predict(X).shape == (90,)
     with pytest.raises(ValueError, match="max_seconds must be positive"):
         make(hidden_sizes=None, objective=model.objective, eps=0.1, max_seconds="7.5").fit(X, y)
