@@ -464,3 +464,11 @@ def test_ties_zero_weights_and_samples_without_an_answer(narrow):
             radius = lrrn.certify(net, x, "shared", tol=1e-3).radius
             assert not radius.isnan().any() and (radius >= 0).all()
             assert (radius <= minimal_perturbation(net, x, net.infer(x).output.argmax(-1), seed=0).distance).all()
+
+
+def test_bounds_are_given_up_where_beta_is_out_of_proportion():
+    """Two layers with sigma = 1 move together: v^T H v = 1 at |v|^2 = 2, if the first operator has a null space."""
+    for beta in (1e4, 1e8, 1e12, 1e16, 1e18, 1e30):
+        assert hessian_floor(Layers((1.0, 10.0), (1.0, beta), (1.0, 1.2))) <= 0.5
+    assert hessian_floor(Layers((1.0, 10.0), (1.0, 1e18), (1.0, 1.2))) == 0.0
+    assert form_floor(Layers((1.0,), (1.0,), (1e200,)), (1.0,)) == 0.0

@@ -24,6 +24,10 @@ SWEEPS, GOLDEN = 3, (math.sqrt(5) - 1) / 2
 _STEPS = 40
 
 
+LARGEST_BETA = 1e8
+"""Largest weight of a reconstruction term for which bounds are computed."""
+
+
 @final
 @dataclass(frozen=True)
 class Layers:
@@ -45,10 +49,12 @@ class Layers:
 
         with L and M the multipliers ``below`` and ``above``. It is convex in x. The result is rounded down.
         """
-        a, beta, top = self.discounts[k], self.beta[k], self.norms[k] ** 2
-        slope, pull = a * above * beta, (a * (1 + beta) * (above + below)) ** 2 / 4
+        a, beta, top = self.discounts[k], self.beta[k], self.norms[k] * self.norms[k]
+        half = a * (1 + beta) * (above + below) / 2
+        slope, pull = a * above * beta, half * half
         firm, gain = kept + a * below * beta, a * below
-        if not (kept > 0 and 0 <= top < math.inf):
+        # the difference below loses digits in proportion to beta
+        if not (kept > 0 and 0 <= top < math.inf and beta <= LARGEST_BETA):
             return -math.inf
         x = top if slope * firm < pull or gain > 0 else 0.0
         if gain > 0:
@@ -75,7 +81,7 @@ def _floor(reaches: Sequence[tuple[float, float]], last: float) -> float:
     for k in range(len(factors)):
         gain = 1.0
         for j in range(k, len(factors)):
-            total += (gain * factors[j]) ** 2
+            total += gain * factors[j] * (gain * factors[j])
             gain *= reaches[j][0] if j < len(reaches) else 1.0
     return (1 - 1e-9) / total if total < math.inf else 0.0
 

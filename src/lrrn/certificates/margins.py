@@ -74,14 +74,16 @@ def ruled_out(net: LRRN, x: Tensor, solution: Solution, eps: float, threshold: f
     """
     out = margin_bounds(net, x, solution, eps)[1] < threshold
     energy = net.energy_snapshot(torch.float64)
-    if not (0 < eps < math.inf and math.isfinite(threshold) and energy.n_free > 0 and energy.free_mu > 0):
+    if not (0 < eps < math.inf and math.isfinite(threshold) and energy.n_free > 0):
+        return out
+    by_products = takes_operators(energy)
+    if not (by_products or energy.has_matrices) or not (form_of(energy).mu if by_products else energy.free_mu) > 0:
         return out
     errors, rho = SolveErrors.of(net, x, solution, DEFAULT_TOL[torch.float64]), pair_constants(net, METHOD).rho
     qp, y = energy.free(x), solution.output
     z = torch.cat(solution.activations[: energy.n_free], dim=-1)
     g_error = energy.rounding.free.total(row_norms(z), row_norms(qp.q), row_norms(x))
     state = z, qp.gradient(z), g_error
-    by_products = takes_operators(energy)
     with nullcontext() if by_products else local_problem(energy).threads():
         radii = partial(matrix_free_radii, form_of(energy)) if by_products else partial(shared_radii, shared_form(energy))
         for k in range(y.shape[1]):

@@ -73,7 +73,7 @@ def single_constants(net: LRRN, method: str = "auto", seconds: float | None = No
         rows, slack = linear_response(w, net.beta[-1])
         rho = torch.minimum(rho, (_lengths(rows) + slack) * features)
     error = _lengths(w) if energy.eliminated else torch.ones_like(rho)
-    rho = _multiplied(net, "single", method, rho, seconds)
+    rho = _multiplied(net, "single", method, rho, seconds) + _unfolding(energy, _lengths(w), features)
     return OutputConstants(rho * _UP, error * _UP, _read_out_rounding(energy))
 
 
@@ -108,9 +108,18 @@ def _pair_constants(net: LRRN, method: str, seconds: float | None) -> OutputCons
             rows, slack = linear_response(w, beta)
             rho = torch.minimum(rho, (_distances(rows) + slack) * features)
     error = _distances(w) if energy.eliminated else torch.full_like(rho, math.sqrt(2))
-    rho = _multiplied(net, "pair", method, rho, seconds)
+    sums = _lengths(w)[:, None] + _lengths(w)
+    rho = _multiplied(net, "pair", method, rho, seconds) + _unfolding(energy, sums, _features(energy, "paper"))
     rounding = _read_out_rounding(energy)
     return OutputConstants(rho * _UP, error * _UP, rounding[:, None] + rounding)
+
+
+def _unfolding(energy: LiftedEnergy, sizes: Tensor, features: float) -> Tensor:
+    """Return what the rounding of rows of the output weights, spread over the windows of a pooling, can add to constants.
+
+    Rows are rounded entry by entry where an operator becomes a matrix. ``sizes`` are the norms of the rows involved.
+    """
+    return torch.zeros_like(sizes) if energy.layers is None else 4 * verified.EPS * features * sizes
 
 
 def linear_response(w: Tensor, beta: float) -> tuple[Tensor, float]:

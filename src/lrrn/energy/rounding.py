@@ -89,7 +89,8 @@ class Rounding:
             weight = math.sqrt(a) + math.sqrt(a * energy.beta[k])
             slope += weight * (2 + energy.operators[k].size)
             constant += weight * (_norm(energy.b[k]) + _norm(energy.c[k]))
-        rounding = 4 * self.inner
+        # the squares of all units of a layer are summed up, whatever the length of a product
+        rounding = 8 * (max(energy.sizes) + 8) * torch.finfo(energy.weights[0].dtype).eps
         return rounding * slope, rounding * constant
 
     def noise(self, qp: BoxQP, x: Tensor, z: Tensor, y: Tensor | None = None) -> Tensor:

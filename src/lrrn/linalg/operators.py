@@ -7,6 +7,7 @@ operator through its products with vectors, so that no matrix of the size of a c
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -156,11 +157,15 @@ class Dense:
         return self.weight
 
 
+_cudnn = threading.RLock()
+
+
 @contextmanager
 def _plain_sums(like: Tensor) -> Iterator[None]:
     """Keep convolutions on a GPU from TF32 and, in float64, from algorithms whose rounding is not that of sums of products."""
     if like.device.type == "cuda":
-        with torch.backends.cudnn.flags(enabled=like.dtype != torch.float64, allow_tf32=False):
+        # the flags are those of the process, so that threads take turns
+        with _cudnn, torch.backends.cudnn.flags(enabled=like.dtype != torch.float64, allow_tf32=False):
             yield
     else:
         yield
