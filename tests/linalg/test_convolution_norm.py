@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import conv2d
 
-from lrrn.linalg import convolution_norm as module
-from lrrn.linalg.convolution_norm import convolution_norm
+from lrrn.linalg import convolution_norms as module
+from lrrn.linalg.convolution_norms import convolution_norm
 
 KINDS = ["random", "oriented", "smooth"]
 

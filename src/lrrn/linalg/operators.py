@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
 from lrrn.linalg import verified
-from lrrn.linalg.convolution_norm import convolution_norm
+from lrrn.linalg.convolution_norms import convolution_norm
 from lrrn.runtime.lazy import lazy
 from lrrn.runtime.precision import in_full_precision
 
