@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from convolutions import GEOMETRIES, layer_shape, matrix_of
+from lrrn.linalg import operators
 from lrrn.linalg.layer_shape import LayerShape
 from lrrn.linalg.operator_hessian import hessian_of
 from lrrn.linalg.operators import Conv2d, Dense, Pooled
@@ -24,9 +25,16 @@ def rows(n, width, seed, dtype=torch.float64):
     return torch.randn((n, width), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+@pytest.fixture(params=[False, True], ids=["convolutions", "patches"])
+def patches(request, monkeypatch):
+    """Compute convolutions on the CPU as on a GPU too."""
+    if request.param:
+        monkeypatch.setattr(operators, "by_patches", lambda x: True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_products_are_those_of_the_matrix(layer, dtype, device):
+def test_products_are_those_of_the_matrix(layer, dtype, device, patches):
     weight = weight_of(layer, dtype)
     operator = layer.operator(weight.to(device))
     matrix = matrix_of(layer, weight.double())
@@ -47,7 +55,7 @@ def test_products_are_those_of_the_matrix(layer, dtype, device):
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_the_derivative_in_the_weight(layer):
+def test_the_derivative_in_the_weight(layer, patches):
     weight = weight_of(layer).requires_grad_()
     x, y = rows(3, layer.columns, 1), rows(3, layer.rows, 2)
     (by_autograd,) = torch.autograd.grad((matrix_of(layer, weight) @ x.mT * y.mT).sum(), weight)

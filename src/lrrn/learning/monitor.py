@@ -114,7 +114,8 @@ class ConditionLimit:
             generator = torch.Generator().manual_seed(0)
             self._vector, steps = torch.randn((1, hessian.dim), generator=generator).to(net.W[0]), FIRST_STEPS
         for _ in range(steps):
-            self._vector = hessian.matmul(self._vector / torch.linalg.vector_norm(self._vector).clamp_(min=1e-30))
+            # in place, as in a CUDA graph
+            self._vector.copy_(hessian.matmul(self._vector / torch.linalg.vector_norm(self._vector).clamp_(min=1e-30)))
         # eigenvalues are at least a_0, and what exceeds it grows with the squares of the weights
         largest = torch.linalg.vector_norm(self._vector)
         allowed = max(self._bound * hessian.smallest_eigenvalue() - discounts[0], 0.0)

@@ -230,10 +230,10 @@ class Step:
         """Whether a CUDA graph can contain a step: on a CUDA device, with solves and an objective that never synchronise."""
         return (
             data.x.is_cuda
-            and self._net.is_dense  # operators copy start vectors from the host, which a graph cannot contain
-            and self._condition is None
             and bool(getattr(self._objective, "capturable", False))
             and self._net.energy_now().n_free > 0
+            # a layer without reconstruction needs a proven norm, which is computed on the host
+            and (self._net.is_dense or all(beta > 0 for beta in self._net.beta[1:-1]))
             and self._net.solver in ("auto", "accelerated")
             and len(data) >= self._settings.batch_size
         )

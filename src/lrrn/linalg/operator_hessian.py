@@ -168,13 +168,18 @@ class OperatorHessian:
 
         A few steps of the power iteration on four vectors: no synchronisation with a device.
         """
-        generator = torch.Generator().manual_seed(0)
-        v = torch.randn(4, self.dim, generator=generator, dtype=torch.float32).to(self.device, self.dtype)
+        v = start_vectors(4, self.dim, self.device).to(self.dtype)
         d = 1.0 if scale is None else scale
         for _ in range(POWER_STEPS):
             v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
             v = self.matmul(v * d) * d
         return torch.linalg.vector_norm(v, dim=1).max()
+
+
+def start_vectors(n: int, dim: int, device: torch.device) -> Tensor:
+    """Return vectors of numbers from -1 to 1 that look random, of shape (n, dim); made on the device, as CUDA graphs require."""
+    number = torch.arange(1, n * dim + 1, device=device, dtype=torch.float64)
+    return ((number * 0.6180339887498949 + number.sqrt()) % 1 * 2 - 1).float().view(n, dim)
 
 
 Hessian = BlockTridiagonal | OperatorHessian

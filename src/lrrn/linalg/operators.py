@@ -7,9 +7,6 @@ operator through its products with vectors, so that no matrix of the size of a c
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, final
@@ -32,7 +29,7 @@ class Operator(Protocol):
     """A linear map A between vectors, given by a weight tensor.
 
     Rows of arguments and results are samples. Every product is a sum of products of two numbers, in some order: transforms such
-    as Winograd's, whose rounding is larger, are not used in float64.
+    as Winograd's, whose rounding is larger, are not used in float64. On a GPU, convolutions are matrix products with patches.
     """
 
     @property
@@ -157,18 +154,12 @@ class Dense:
         return self.weight
 
 
-_cudnn = threading.RLock()
+def by_patches(x: Tensor) -> bool:
+    """Whether convolutions are matrix products with patches: on a GPU.
 
-
-@contextmanager
-def _plain_sums(like: Tensor) -> Iterator[None]:
-    """Keep convolutions on a GPU from TF32 and, in float64, from algorithms whose rounding is not that of sums of products."""
-    if like.device.type == "cuda":
-        # the flags are those of the process, so that threads take turns
-        with _cudnn, torch.backends.cudnn.flags(enabled=like.dtype != torch.float64, allow_tf32=False):
-            yield
-    else:
-        yield
+    torch's own convolutions there are as fast in float32 only, and cuDNN does not say how its algorithms round.
+    """
+    return x.is_cuda
 
 
 @final
@@ -203,19 +194,30 @@ class Conv2d:
         """Number of units and of inputs."""
         return math.prod(self.out_shape), math.prod(self.in_shape)
 
+    def _patches(self, x: Tensor) -> Tensor:
+        """Return what every kernel position sees, of shape (n, in_channels, kernel, kernel, height, width)."""
+        kernel, images = self.weight.shape[-1], x.reshape(len(x), *self.in_shape)
+        padded = functional.pad(images, [self.padding] * 4) if self.padding else images
+        return padded.unfold(2, kernel, self.stride).unfold(3, kernel, self.stride).permute(0, 1, 4, 5, 2, 3)
+
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        images = x.reshape(len(x), *self.in_shape)
-        with _plain_sums(x):
+        if by_patches(x):
+            maps = weight.flatten(1) @ self._patches(x).reshape(len(x), weight[0].numel(), math.prod(self.out_shape[1:]))
+        else:
+            images = x.reshape(len(x), *self.in_shape)
             maps = functional.conv2d(images, weight, stride=self.stride, padding=self.padding)
         return maps.reshape(len(x), math.prod(self.out_shape))
 
     def _transpose(self, y: Tensor, weight: Tensor) -> Tensor:
-        kernel = weight.shape[-1]
-        # rows and columns at the end that no kernel position reaches
-        missed = [(length + 2 * self.padding - kernel) % self.stride for length in self.in_shape[1:]]
-        maps = y.reshape(len(y), *self.out_shape)
-        with _plain_sums(y):
-            images = functional.conv_transpose2d(maps, weight, stride=self.stride, padding=self.padding, output_padding=missed)
+        kernel, maps = weight.shape[-1], y.reshape(len(y), *self.out_shape)
+        if by_patches(y):
+            patches = weight.flatten(1).mT @ maps.flatten(2)
+            images = functional.fold(patches, self.in_shape[1:], kernel, padding=self.padding, stride=self.stride)
+        else:
+            # rows and columns at the end that no kernel position reaches
+            missed = [(length + 2 * self.padding - kernel) % self.stride for length in self.in_shape[1:]]
+            geometry = {"stride": self.stride, "padding": self.padding, "output_padding": missed}
+            images = functional.conv_transpose2d(maps, weight, **geometry)
         return images.reshape(len(y), math.prod(self.in_shape))
 
     @in_full_precision
@@ -239,15 +241,13 @@ class Conv2d:
     @in_full_precision
     def outer(self, y: Tensor, x: Tensor) -> Tensor:
         """Return the derivative of the sum over samples of y^T A x in the kernels."""
-        with _plain_sums(x):
-            return conv2d_weight(
-                x.reshape(len(x), *self.in_shape),
-                self.weight.shape,
-                y.reshape(len(y), *self.out_shape),
-                stride=self.stride,
-                padding=self.padding,
-            )
+        images, maps = x.reshape(len(x), *self.in_shape), y.reshape(len(y), *self.out_shape)
+        if by_patches(x):
+            patches = self._patches(x).permute(0, 4, 5, 1, 2, 3).reshape(-1, self.weight[0].numel())
+            return (maps.transpose(0, 1).flatten(1) @ patches).reshape(self.weight.shape)
+        return conv2d_weight(images, self.weight.shape, maps, stride=self.stride, padding=self.padding)
 
+    @in_full_precision
     def squares(self) -> tuple[Tensor, Tensor]:
         """Convolve ones with the squared kernels."""
         squared = self.weight.detach().square()
@@ -279,13 +279,19 @@ class Conv2d:
 
     def dense(self) -> Tensor:
         """Gather the entries of the kernels that stand at every place of the matrix."""
-        places = _places(tuple(self.weight.shape), self.in_shape, self.out_shape, self.stride, self.padding)
-        return torch.cat([self.weight.reshape(-1), self.weight.new_zeros(1)])[places.to(self.weight.device)]
+        weight = self.weight
+        places = _places(tuple(weight.shape), self.in_shape, self.out_shape, self.stride, self.padding, weight.device)
+        return torch.cat([weight.reshape(-1), weight.new_zeros(1)])[places]
 
 
 @lru_cache(maxsize=8)
 def _places(
-    weight: tuple[int, ...], below: tuple[int, int, int], above: tuple[int, int, int], stride: int, padding: int
+    weight: tuple[int, ...],
+    below: tuple[int, int, int],
+    above: tuple[int, int, int],
+    stride: int,
+    padding: int,
+    device: torch.device,
 ) -> Tensor:
     """Return where in the flat weight each entry of the matrix is, of shape (rows, columns); one past the end for zeros."""
     (channels, inputs, kernel, _), (_, height, width), (_, rows, columns) = weight, below, above
@@ -297,7 +303,7 @@ def _places(
             top, left = i * stride - padding, j * stride - padding
             up, down, start, end = max(top, 0), min(top + kernel, height), max(left, 0), min(left + kernel, width)
             places[:, i, j, :, up:down, start:end] = number[:, :, up - top : down - top, start - left : end - left]
-    return places.view(math.prod(above), math.prod(below))
+    return places.view(math.prod(above), math.prod(below)).to(device)
 
 
 @final

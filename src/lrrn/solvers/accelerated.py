@@ -4,7 +4,7 @@ Coordinates are scaled by diag(H)^-1/2, so the step is 1 / (L H_jj) with L a bou
 Hessian. Momentum restarts sample by sample when it points uphill (O'Donoghue and Candes, 2015). Problems whose units are all
 fixed or free, such as the adjoint, are linear equations; conjugate gradients solve them with a fraction of the products. On a
 CUDA device the method is mixed precision: products in half precision, iterative refinement, and another scaling of the
-variables; see :mod:`lrrn.solvers.half_precision`.
+variables; see :mod:`lrrn.solvers.half_precision` and, for convolutions, :mod:`lrrn.solvers.half_operators`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lrrn.linalg.operator_hessian import Hessian, OperatorHessian
 from lrrn.qp import BoxQP, kkt_residual, row_norms
 from lrrn.runtime.threads import blas_threads, over_rows
 from lrrn.solvers.base import Stepper, once_per_hessian, recompute
+from lrrn.solvers.half_operators import ABOVE_ESTIMATE, OperatorSteps, fits_operators
 from lrrn.solvers.half_precision import (
     LONGEST,
     Equations,
@@ -34,8 +35,6 @@ from lrrn.solvers.half_precision import (
 
 MIN_ROWS, OPERATOR_ROWS = 32, 4
 """Smallest number of samples per thread, of matrices and of other operators."""
-ABOVE_ESTIMATE = 1.1
-"""Factor from the estimated to the assumed largest eigenvalue of a Hessian without a matrix."""
 
 
 @final
@@ -66,6 +65,8 @@ class Accelerated:
             return Tiles(qp)
         if fits_in_rows(qp):
             return Equations(qp) if qp.linear else Rows(qp)
+        if fits_operators(qp):
+            return OperatorSteps(qp)
         return _Conjugate(qp) if qp.linear else _Momentum(qp)
 
 
