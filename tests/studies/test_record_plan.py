@@ -10,7 +10,7 @@ import pytest
 from lrrn import Conv, LRRNClassifier
 from lrrn.studies.record.data import NAMES, compared_at, curve_of, sizes_of
 from lrrn.studies.record.orientation import TARGETS
-from lrrn.studies.record.recipes import BASELINES, OURS, ROWS, recipe, rows_of
+from lrrn.studies.record.recipes import BASELINES, CHANGES, OURS, ROWS, recipe, rows_of
 from lrrn.studies.record.rows import Extent, Row, images, plan
 from records import TINY
 
@@ -47,6 +47,9 @@ def test_convolutions_have_a_name_and_a_place_in_the_identity_of_a_row(monkeypat
     assert row.name.startswith("cifar10-conv-") and row.name == Row("conv", "cifar10").name != Row("conv", "mnist").name
     before = row.name
     monkeypatch.setitem(OURS, "conv", {**OURS["conv"], "learning_rate": 1e-3})
+    assert row.name != before
+    before = row.name
+    monkeypatch.setitem(CHANGES, ("cifar10", "conv"), {**CHANGES["cifar10", "conv"], "hidden_sizes": (Conv(512, 8, stride=3),)})
     assert row.name != before
     quick = Row("conv", "mnist", extent=TINY)
     assert quick.recipe["hidden_sizes"] == (Conv(4, 8, stride=4),) and quick.title == "lrrn conv (1x28x28-4c8s4-10)"
