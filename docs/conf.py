@@ -89,7 +89,7 @@ html_theme_options = {
 }
 
 # --- pages that are made by commands or come with other parts of the package -------------------------------------------
-RECORDS = [f"record/{data}/report" for data in ("mnist", "fashion_mnist", "kmnist", "kmnist_7011")]
+RECORDS = [f"record/{data}/report" for data in ("mnist", "fashion_mnist", "kmnist", "kmnist_7011", "cifar10")]
 OPTIONAL = ("benchmarks", "certified-accuracy", "explorer", "faults", "scaling-out", *RECORDS)
 
 

@@ -22,6 +22,7 @@ from sklearn.preprocessing import StandardScaler
 import fuzz_inputs as inputs
 import lrrn
 from lrrn import datasets
+from lrrn.datasets import cifar
 from lrrn.learning import Contrastive, Data, Settings, Trainer, checkpoint
 from lrrn.persistence import serialization
 from lrrn.runtime import storage
@@ -135,6 +136,18 @@ class Idx(Target):
         content, packed = inputs.idx(chance, self.valid)
         path = self.write("t.gz" if packed else "t", content)
         return self.attempt(datasets.DataError, path, lambda: datasets.read_idx(path))
+
+
+@final
+class Cifar(Target):
+    """A file of CIFAR-10: only the published one is read, and it is not at hand here."""
+
+    name, share = "cifar", 2
+    valid = bytes(2 * cifar.RECORD)
+
+    def __call__(self, chance: Chance) -> str:
+        path = self.write("test_batch.bin", inputs.damaged(self.valid, chance, bytes(cifar.RECORD)))
+        return self.attempt(datasets.DataError, path, lambda: cifar.read_files([path]))
 
 
 @final
@@ -313,7 +326,7 @@ class Earlier(Target):
             self.attempt(
                 storage.FileFormatError,
                 path,
-                lambda: (sections("mnist", list(found[0]), *found, {}), brief(list(found[0]), *found)),
+                lambda: (sections("mnist", list(found[0]), *found, {}), brief("mnist", list(found[0]), *found)),
             )
         return outcome
 

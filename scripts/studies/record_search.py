@@ -1,6 +1,7 @@
 """Hyper-parameter search for the certified-accuracy record: train on five sixths of the training images, validate on the rest.
 
-The test images are not read. The input file has one recipe per line, a JSON object of ``LRRNClassifier`` parameters. Results
+The test images are not read. The input file has one recipe per line, a JSON object of ``LRRNClassifier`` parameters; a
+convolution is {"conv": [channels, kernel, stride, padding, pool]}, of which the last ones may be left out. Results
 are appended to another file, one per line. Recipes that already have a result are skipped.
 """
 
@@ -15,9 +16,11 @@ from typing import Any
 import torch
 
 from lrrn import LRRNClassifier, certify, datasets
+from lrrn.persistence.values import restored
 from lrrn.runtime.storage import write_bytes
+from lrrn.studies.record.data import sizes_of
+from lrrn.studies.record.rows import VALIDATION_SHARE
 
-EPS = (0.1, 0.3, 0.5, 1.0, 1.58)
 COMMON: dict[str, Any] = {
     "objective": "margin",
     "gamma": 1.0,
@@ -37,8 +40,9 @@ COMMON: dict[str, Any] = {
 
 def tried(recipe: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     X, y = datasets.load(options.data, "train", download=False)
-    cut = len(X) * 5 // 6
-    pairs = {key: tuple(value) if isinstance(value, list) else value for key, value in recipe.items()}
+    cut = len(X) - len(X) // VALIDATION_SHARE
+    values = {key: restored(value) for key, value in recipe.items()}
+    pairs = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     model = LRRNClassifier(**{**COMMON, **pairs}, device=options.device)
     start = time.perf_counter()
     model.fit(X[:cut], y[:cut])
@@ -56,7 +60,7 @@ def tried(recipe: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
         "training seconds": training,
         "certifying seconds": time.perf_counter() - start,
         "clean": certificate.certified_accuracy(labels, 0.0),
-        "certified": {f"{eps:g}": certificate.certified_accuracy(labels, eps) for eps in EPS},
+        "certified": {size: certificate.certified_accuracy(labels, eps) for size, eps in sizes_of(options.data).items()},
         "method": options.method,
         "median radius": float(certificate.radius.median()),
         "last epoch": model.history_[-1],

@@ -149,7 +149,7 @@ def test_parameters_reach_the_estimator(tmp_path):
         "dtype": "float64", "shifts": "1", "epochs": "1", "random_state": "7", "standardize": "common", "max_seconds": "600",
     }  # fmt: skip
     options = [text for name, value in given.items() for text in ("--" + name.replace("_", "-"), value)]
-    run("train", data, *options, "--early-stopping", "--no-reuse-activations", "-o", model)
+    run("train", data, *options, "--early-stopping", "--no-reuse-activations", "--flips", "-o", model)
     found = lrrn.load(model).get_params()
     wanted = {
         "hidden_sizes": (6, 5), "objective": "margin", "beta": (1.0, 0.5, 0.0), "gamma": 0.25, "constraint": (0.0, 2.0),
@@ -157,7 +157,7 @@ def test_parameters_reach_the_estimator(tmp_path):
         "temperature": 0.2, "adversarial_eps": 0.01, "max_weight_norm": 3.0, "class_weight": dict.fromkeys(range(10), 1.5),
         "n_iter_no_change": 3, "validation_fraction": 0.2, "max_sweeps": 500, "tol": 0.001, "on_failure": "raise",
         "dtype": "float64", "shifts": 1, "epochs": 1, "random_state": 7, "early_stopping": True, "reuse_activations": False,
-        "standardize": "common", "max_seconds": 600.0,
+        "standardize": "common", "max_seconds": 600.0, "flips": True,
     }  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
 

@@ -36,7 +36,7 @@ def test_data_is_found_only_whole_and_nothing_is_fetched(folder):
     assert found["mnist"]["test"] == folder / "MNIST" / "raw" / "t10k-images-idx3-ubyte.gz"
     assert found["mnist"]["train"] is None  # its labels are missing
     assert found["kmnist"] == {"train": None, "test": None, "train_7011": None}
-    assert found["fashion_mnist"] == {"train": None, "test": None}
+    assert found["fashion_mnist"] == found["cifar10"] == {"train": None, "test": None}
     assert not (folder / "cache").exists()
     assert datasets.find(folder / "elsewhere")["mnist"]["test"] is None
 

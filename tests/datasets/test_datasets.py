@@ -296,7 +296,9 @@ def test_the_package_of_debian_comes_last_and_is_known_by_what_it_holds(tmp_path
 
 
 def test_unknown_names_and_splits():
-    with pytest.raises(ValueError, match="unknown data set 'cifar'; use one of digits, mnist, kmnist, fashion_mnist"):
+    with pytest.raises(
+        ValueError, match=r"unknown data set 'cifar'; use one of digits, mnist, kmnist, fashion_mnist, cifar10$"
+    ):
         load("cifar")
     with pytest.raises(ValueError, match=r"digits has no split 'validation'; use one of train, test$"):
         load("digits", "validation")
@@ -305,7 +307,7 @@ def test_unknown_names_and_splits():
     for name in ("digits", "mnist", "fashion_mnist"):
         with pytest.raises(ValueError, match=f"{name} has no split 'train_7011'; use one of train, test$"):
             load(name, "train_7011")
-    assert set(NAMES) == {"digits", *FOLDERS}
+    assert set(NAMES) == {"digits", *FOLDERS, "cifar10"}
 
 
 # --- the first 7,011 of KMNIST --------------------------------------------------------------------------------------------

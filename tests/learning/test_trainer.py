@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -122,7 +123,8 @@ def test_a_resumed_run_ends_with_the_same_bits(options, stop_after, tmp_path):
     assert [r["loss"] for r in history] == [r["loss"] for r in expected]
 
 
-def test_shifted_images_are_the_same_in_a_resumed_run_and_differ_by_seed(tmp_path):
+@pytest.mark.parametrize("augmentation", [{"shifts": 1}, {"flips": True}, {"shifts": 1, "flips": True}])
+def test_augmented_images_are_the_same_in_a_resumed_run_and_differ_by_seed(augmentation, tmp_path):
     data = blobs(d=9)
 
     def run(name, seed=0, stop_after=9, **settings):
@@ -137,10 +139,12 @@ def test_shifted_images_are_the_same_in_a_resumed_run_and_differ_by_seed(tmp_pat
         trainer.fit(data, resume=True)
         return weights(net)
 
-    whole = run("whole", shifts=1)
-    run("parts", shifts=1, stop_after=1)
-    assert torch.equal(run("parts", shifts=1), whole)
-    assert not torch.equal(run("plain"), whole) and not torch.equal(run("seed", seed=1, shifts=1), whole)
+    whole = run("whole", **augmentation)
+    run("parts", **augmentation, stop_after=1)
+    with pytest.raises(ValueError, match="belongs to another run"):
+        run("parts", **{**augmentation, "flips": not augmentation.get("flips", False)})
+    assert torch.equal(run("parts", **augmentation), whole)
+    assert not torch.equal(run("plain"), whole) and not torch.equal(run("seed", seed=1, **augmentation), whole)
 
 
 class Interrupt:
@@ -304,9 +308,26 @@ def test_which_epoch_early_stopping_keeps(scores, epochs, kept):
     assert torch.equal(weights(net), states[kept])
 
 
-def test_shifts_need_square_images():
-    with pytest.raises(ValueError, match="8 features make no square image"):
-        Trainer(small_net(), Contrastive(), Settings(shifts=1)).fit(blobs())
+@pytest.mark.parametrize("settings", [Settings(shifts=1), Settings(flips=True)])
+def test_augmentation_needs_images(settings):
+    with pytest.raises(ValueError, match=r"8 features make no square image\. Give image_shape, or shifts=0 and flips=False"):
+        Trainer(small_net(), Contrastive(), settings).fit(blobs())
+
+
+@pytest.mark.parametrize("objective", [Contrastive(), Margin(0.5, 0.2)], ids=["energies", "margin"])
+def test_flips_reach_every_path_of_training(objective):
+    """Images that are their own mirror images are left alone; others are not, by compiled steps of any kind."""
+    data = blobs(d=9)
+    image = data.x.view(-1, 3, 3)
+    symmetric = replace(data, x=((image + image.flip(-1)) / 2).flatten(1))
+
+    def trained(some, flips):
+        net = LRRN((9, 7, 3), generator=torch.Generator().manual_seed(0))
+        Trainer(net, objective, Settings(learning_rate=0.01, epochs=2, flips=flips)).fit(some)
+        return weights(net)
+
+    torch.testing.assert_close(trained(symmetric, True), trained(symmetric, False), rtol=1e-4, atol=1e-5)
+    assert (trained(data, True) - trained(data, False)).abs().max() > 1e-4
 
 
 def test_bad_settings_are_refused_at_once():

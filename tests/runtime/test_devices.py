@@ -99,7 +99,9 @@ class Eager:
     "objective",
     [Margin((0.1, 0.3), 0.1), Margin(0.3, 0.1, (0.0, 0.2)), Contrastive(), CrossEntropy(), SquaredError(), FreeEnergy()],
 )
-@pytest.mark.parametrize("options", [{}, {"optimizer": "sgd", "learning_rate": 0.05, "shifts": 1, "max_weight_norm": 2.0}])
+@pytest.mark.parametrize(
+    "options", [{}, {"optimizer": "sgd", "learning_rate": 0.05, "shifts": 1, "flips": True, "max_weight_norm": 2.0}]
+)
 def test_captured_steps_learn_what_single_steps_learn(objective, options):
     captured, trainer = trained(objective, tol=1e-9, dtype=torch.float64, **options)
     single, other = trained(Eager(objective), tol=1e-9, dtype=torch.float64, **options)

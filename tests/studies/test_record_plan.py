@@ -7,7 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lrrn.studies.record.recipes import BASELINES, OURS, ROWS, recipe
+from lrrn import Conv, LRRNClassifier
+from lrrn.studies.record.data import NAMES, compared_at, curve_of, sizes_of
+from lrrn.studies.record.orientation import TARGETS
+from lrrn.studies.record.recipes import BASELINES, CHANGES, OURS, ROWS, recipe, rows_of
 from lrrn.studies.record.rows import Extent, Row, images, plan
 from records import TINY
 
@@ -20,6 +23,46 @@ def test_rows_belong_to_their_recipes(monkeypatch):
     assert row.name != before and row.name.startswith("mnist-wide-") and row.name.endswith("-seed0")
     assert row.title == "lrrn wide (784-2048-10)"
     assert recipe("kmnist_7011", "wide") == recipe("kmnist", "wide")
+
+
+def test_every_data_set_has_its_own_rows():
+    assert rows_of("mnist") == rows_of("fashion_mnist") == ROWS
+    assert rows_of("kmnist") == rows_of("kmnist_7011") == tuple(kind for kind in ROWS if kind != "conv")
+    assert rows_of("cifar10") == ("wide", "conv", "logistic")
+    with pytest.raises(ValueError, match="there is no row 'paper_a' on cifar10; use some of wide, conv, logistic"):
+        recipe("cifar10", "paper_a")
+    with pytest.raises(ValueError, match="there is no row 'conv'"):
+        plan("kmnist", ["conv"], 1, 0, Extent())
+    for data in NAMES:
+        for kind in rows_of(data):
+            for quick in (False, True):
+                if kind in OURS:
+                    LRRNClassifier(**recipe(data, kind, quick))  # every argument exists
+    assert all(kind in rows_of(data) for data, targets in TARGETS.items() for kind, _, _ in targets)
+
+
+def test_convolutions_have_a_name_and_a_place_in_the_identity_of_a_row(monkeypatch):
+    row = Row("conv", "cifar10")
+    assert row.title == "lrrn conv (3x32x32-512c8s4-10)" and Row("wide", "cifar10").title == "lrrn wide (3072-2048-10)"
+    assert row.name.startswith("cifar10-conv-") and row.name == Row("conv", "cifar10").name != Row("conv", "mnist").name
+    before = row.name
+    monkeypatch.setitem(OURS, "conv", {**OURS["conv"], "learning_rate": 1e-3})
+    assert row.name != before
+    before = row.name
+    monkeypatch.setitem(CHANGES, ("cifar10", "conv"), {**CHANGES["cifar10", "conv"], "hidden_sizes": (Conv(512, 8, stride=3),)})
+    assert row.name != before
+    quick = Row("conv", "mnist", extent=TINY)
+    assert quick.recipe["hidden_sizes"] == (Conv(4, 8, stride=4),) and quick.title == "lrrn conv (1x28x28-4c8s4-10)"
+    monkeypatch.setitem(OURS, "conv", {**OURS["conv"], "hidden_sizes": (Conv(3, 5, padding=2, pool=2), 7)})
+    assert Row("conv", "mnist").title == "lrrn conv (1x28x28-3c5p2a2-7-10)"
+
+
+def test_sizes_are_those_that_are_published_for_a_data_set():
+    assert sizes_of("mnist") == {"0.1": 0.1, "0.3": 0.3, "0.5": 0.5, "1": 1.0, "1.58": 1.58} == sizes_of("kmnist_7011")
+    assert sizes_of("cifar10") == {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255}
+    for data in NAMES:
+        assert {*compared_at(data)} <= {*sizes_of(data)} and curve_of(data)[0] == 0
+        assert curve_of(data)[-1] > max(sizes_of(data).values()) and np.diff(curve_of(data)).min() > 0
 
 
 def test_the_plan_has_seeds_for_what_is_random():

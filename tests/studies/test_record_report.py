@@ -7,6 +7,7 @@ import math
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -14,8 +15,8 @@ from lrrn import datasets
 from lrrn.cli import app
 from lrrn.runtime.storage import FileFormatError
 from lrrn.studies.record import record as record_module
-from lrrn.studies.record import record_report, scores, stages
-from lrrn.studies.record.contenders import EPS
+from lrrn.studies.record import record_report, stages
+from lrrn.studies.record.data import sizes_of
 from lrrn.studies.record.earlier import earlier
 from lrrn.studies.record.record import Options, record
 from lrrn.studies.record.rows import Extent, Row, plan
@@ -27,10 +28,10 @@ from repository import ROOT
 # --- the report -----------------------------------------------------------------------------------------------------------
 
 
-def made_up(accuracy, share, median=1.0):
+def made_up(accuracy, share, median=1.0, data="mnist"):
     """Figures of a row with one certified accuracy at every size."""
     part = {"images": 10, "accuracy": accuracy, "median": median, "median, 0 where wrong": median}
-    part["certified"] = {f"{eps:g}": share for eps in EPS}
+    part["certified"] = dict.fromkeys(sizes_of(data), share)
     facts = {
         "recipe": {},
         "samples": 1,
@@ -63,10 +64,41 @@ def test_the_report_compares_means_over_seeds_with_targets_and_baselines():
     verdicts = {(c.row, c.quantity): c.verdict for c in parts["Targets"].comparisons}
     assert verdicts["lrrn wide (784-2048-10)", "certified at 1.58"] == "met"
     assert verdicts["lrrn paper_a (784-64-64-10)", "median radius"] == "missed"
-    assert record_report.brief(rows, results)[1][0] == ["lrrn wide (784-2048-10)", "2", "98.0", *["69.5"] * 5, "1.000"]
+    assert record_report.brief("mnist", rows, results)[1][0] == ["lrrn wide (784-2048-10)", "2", "98.0", *["69.5"] * 5, "1.000"]
     held = parts["Against the baselines"]
     assert [line[-2:] for line in held.tables[0][2]] == [["-3.50 points", "not ahead"]] * 3
     assert held.text[-1].startswith("Not ahead of nearest prototypes") and "3.50 points at 1.58" in held.text[-1]
+
+
+def test_the_report_on_cifar_10_has_its_own_sizes_and_targets():
+    rows = plan("cifar10", None, 1, 0, Extent())
+    results = {row: made_up(0.65, 0.58 if row.kind == "conv" else 0.4, data="cifar10") for row in rows}
+    wide = next(row for row in rows if row.kind == "wide")
+    results[wide]["radii"]["multiplier"] = made_up(0.65, 0.31, data="cifar10")["radii"][BEST]
+    results[wide]["recipe"] = {"hidden_sizes": [{"conv": [512, 8, 4, 0, 1]}, 7], "margin": 0.25}
+    parts = {section.title.split(",")[0]: section for section in record_report.sections("cifar10", rows, results, {})}
+    main = parts["Clean and certified accuracy"]
+    assert [name for name in main.tables[0][1] if "at" in name.split()] == [f"certified at {k}/255" for k in (36, 72, 108)]
+    assert any("BRONet" in text and "AOL" in text for text in main.text)
+    verdicts = {c.quantity: c.verdict for c in parts["Targets"].comparisons}
+    assert verdicts == {"accuracy": "met", **{f"certified at {k}/255": "met" for k in (36, 72, 108)}}
+    assert [line[0] for line in parts["Against the baselines"].tables[0][2]] == ["36/255", "72/255", "108/255"]
+    assert (
+        "by `multiplier` alone" in parts["By certificate"].text[-1]
+        and "has 31.0 % at 108/255" in parts["By certificate"].text[-1]
+    )
+    assert parts["Recipes and machines"].tables[0][2][0][2] == "hidden_sizes [Conv(512, 8, 4, 0, 1), 7], margin 0.25"
+    headings, lines = record_report.brief("cifar10", rows, results)
+    assert headings[3:6] == ["36/255", "72/255", "108/255"] and [line[0].split()[1] for line in lines[:2]] == ["wide", "conv"]
+
+
+def test_the_sentence_about_the_certificate_agrees_with_the_committed_figures():
+    content = content_of(COMMITTED)["rows"]
+    rows = [Row("wide", "mnist", result["seed"]) for result in content.values() if "-wide-" in result["row"]]
+    results = dict(zip(rows, (result for result in content.values() if "-wide-" in result["row"]), strict=True))
+    (text,) = record_report._share_of_the_certificate("mnist", {"wide": rows}, results)
+    mean = np.mean([result["radii"]["multiplier"]["certified"]["1.58"] for result in results.values()])
+    assert f"`wide` has {100 * mean:.1f} % at 1.58" in text
 
 
 def test_the_command_reports_on_rows_from_anywhere(root, tmp_path, monkeypatch):
@@ -277,4 +309,4 @@ def test_bad_requests_are_refused_before_any_work(root, tmp_path):
         refused = CliRunner().invoke(app, [*command, "--work", str(tmp_path / "w")], terminal_width=200)
         assert refused.exit_code != 0 and message in " ".join(refused.output.split())
     assert not (tmp_path / "w").exists() or not list((tmp_path / "w").rglob("training.json"))
-    assert scores.GRID[0] == 0 and STAGES[0] == "train"
+    assert STAGES[0] == "train"

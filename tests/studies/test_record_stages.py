@@ -6,16 +6,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from lrrn.studies.record import stages
-from lrrn.studies.record.contenders import EPS, Plain
+from cifar_files import publish_cifar, write_cifar
+from lrrn import Conv, load
+from lrrn.studies.record import contenders, recipes, stages
+from lrrn.studies.record import record as record_module
+from lrrn.studies.record.contenders import Lifted, Plain
+from lrrn.studies.record.data import sizes_of
+from lrrn.studies.record.record import Options, record
 from lrrn.studies.record.rows import Row
 from lrrn.studies.record.scores import BEST, disagreements, figures
 from lrrn.studies.record.stages import ATTACK, execute, finished, kept
 from records import LITTLE, TINY
 
 
-@pytest.mark.parametrize("kind", ["paper_a", "prototypes", "nearest"])
+@pytest.mark.parametrize("kind", ["paper_a", "conv", "prototypes", "nearest"])
 def test_a_row_is_carried_out_once_and_its_figures_agree(kind, root, tmp_path):
     row = Row(kind, "mnist", extent=TINY)
     assert not finished(row, tmp_path, LITTLE) and figures(tmp_path) is None
@@ -32,8 +38,8 @@ def test_a_row_is_carried_out_once_and_its_figures_agree(kind, root, tmp_path):
         shared, before = (kept(tmp_path, f"radii-{method}")[0] for method in ("shared", result["methods"][-1]))
         assert len(shared) == 20 and (shared >= before).all() and (shared > before).any()
         tightest = np.maximum(tightest, shared)
-    for eps in EPS:
-        assert result["radii"][BEST]["certified"][f"{eps:g}"] == (right & (tightest > eps)).mean()
+    for size, eps in sizes_of("mnist").items():
+        assert result["radii"][BEST]["certified"][size] == (right & (tightest > eps)).mean()
     attacks = result["attacks"]
     assert attacks["images"] == 4 and attacks["attacks inside a radius"][BEST] == 0 and disagreements(result) == []
     times = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
@@ -72,6 +78,67 @@ def test_an_interrupted_stage_continues_where_it_was(root, tmp_path, monkeypatch
         np.testing.assert_allclose(kept(parts, name)[0], kept(whole, name)[0], rtol=1e-9)
 
 
+@pytest.fixture
+def colours(tmp_path, monkeypatch):
+    """Small files in place of CIFAR-10."""
+    publish_cifar(monkeypatch, write_cifar(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def test_a_convolutional_row_on_colour_images_is_carried_out_and_reported(colours, tmp_path, monkeypatch):
+    monkeypatch.setattr(record_module, "QUICK", TINY)
+    for kind in ("conv", "wide", "logistic"):
+        row = Row(kind, "cifar10", extent=TINY)
+        folder = tmp_path / "work" / "record-quick" / row.name
+        execute(row, folder, colours, "cpu", False, LITTLE)
+        result = figures(folder)
+        assert finished(row, folder, LITTLE) and disagreements(result) == []
+        assert list(result["radii"][BEST]["certified"]) == list(result["attacks"]["attacked"]) == list(sizes_of("cifar10"))
+        radius, right = kept(folder, "radii-pairwise")[0], kept(folder, stages.RIGHT)[0]
+        expected = (right & (radius > 36 / 255)).mean()
+        assert result["radii"]["pairwise"]["certified"]["36/255"] == expected
+        if kind == "conv":
+            assert result["recipe"]["hidden_sizes"] == [{"conv": [4, 8, 4, 0, 1]}] and result["recipe"]["flips"] is True
+            assert result["by sample"] == ["shared", "local"]
+    options = Options(quick=True, report_only=True, root=colours, download=False)
+    done = record("cifar10", tmp_path / "work", tmp_path / "out", options)
+    assert [line[0].split(" (")[0] for line in done.table[1]] == ["lrrn wide", "lrrn conv", "logistic regression"]
+    # and again, from the report alone
+    again = record("cifar10", tmp_path / "other", tmp_path / "out", options)
+    assert again.table == done.table and "lrrn conv (3x32x32-4c8s4-10)" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_large_convolutions_do_without_what_needs_a_matrix(colours, tmp_path, monkeypatch):
+    small = {**recipes._SMALL["conv"], "hidden_sizes": (Conv(86, 8, stride=4),), "epochs": 1}  # 4,214 units
+    monkeypatch.setitem(recipes._SMALL, "conv", small)
+    row, effort = Row("conv", "cifar10", extent=replace(TINY, samples=30, tests=4)), replace(LITTLE, images=1)
+    monkeypatch.setattr(contenders, "VALUES", 3 * 4224)
+    execute(row, tmp_path / "row", colours, "cpu", False, effort)
+    assert finished(row, tmp_path / "row", effort)
+    result = figures(tmp_path / "row")
+    assert result["methods"] == ["paper", "pairwise", "spectral"] and result["by sample"] == ["shared"]
+    assert set(result["radii"]) == {"paper", "pairwise", "spectral", "shared", BEST} and disagreements(result) == []
+    shared, before = (kept(tmp_path / "row", f"radii-{method}")[0] for method in ("shared", "spectral"))
+    assert len(shared) == 4 and (shared >= before).all()
+    contender = Lifted(load(tmp_path / "row" / "model.safetensors"), 1.0)
+    assert contender.rows_at_once == 3
+
+
+def test_images_of_other_libraries_have_the_shape_of_the_data_set(colours, tmp_path, monkeypatch):
+    seen = []
+
+    def autoattack(model, predict, X, y, labels, distances, eps, image, **effort):
+        scores = model(torch.from_numpy(X).view(-1, *image))
+        assert scores.shape == (len(X), 10)
+        seen.append((round(255 * eps), image))
+
+    monkeypatch.setattr(stages, "autoattack", autoattack)
+    monkeypatch.setattr(stages, "find_spec", lambda name: name)
+    row, effort = Row("conv", "cifar10", extent=TINY), replace(LITTLE, autoattack=2, stages=("train", "autoattack"))
+    execute(row, tmp_path / "row", colours, "cpu", False, effort)
+    assert seen == [(36, (3, 32, 32)), (72, (3, 32, 32)), (108, (3, 32, 32))]
+
+
 def test_after_the_deadline_nothing_is_begun(root, tmp_path):
     row = Row("logistic", "mnist", extent=TINY)
     execute(row, tmp_path, root, "cpu", False, replace(LITTLE, deadline=0.0))
@@ -89,7 +156,7 @@ def test_autoattack_is_held_against_the_radii_too(root, tmp_path):
     assert (distances[~right] == 0).all() and (distances[right] >= kept(tmp_path, "radii-pairwise")[0][:3][right]).all()
     attacks = figures(tmp_path)["attacks"]
     assert attacks["AutoAttack"]["images"] == 3
-    for eps in map("{:g}".format, EPS):
+    for eps in sizes_of("mnist"):
         assert attacks["attacked"][eps] <= attacks["by our attacks"][eps]
 
 

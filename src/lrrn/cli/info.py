@@ -42,7 +42,7 @@ def gather(root: str | os.PathLike[str] | None = None, device: str = "auto") -> 
     Parameters
     ----------
     root : path-like, optional
-        Folder of the MNIST family; LRRN_DATA if not given.
+        Folder of the MNIST family and of CIFAR-10; LRRN_DATA if not given.
     device : {"auto", "cpu", "cuda"}, default="auto"
         Where to try the solvers; "auto" tries all there are.
 

@@ -82,17 +82,16 @@ def sides_of(image: str) -> tuple[int, ...]:
 
 
 def image_shape(data: str, image: str | None, n_features: int, of_model: Sequence[int] | None = None) -> tuple[int, ...] | None:
-    """Return the shape of samples that are images: the one given, the model's, or a square for a named data set.
+    """Return the shape of samples that are images: the one given, the model's, or that of a named data set.
 
     Images that are neither grey nor in colour have none.
     """
     from lrrn import datasets
 
-    if image is None and of_model is not None:
-        return {1: tuple(of_model[1:]), 3: tuple(of_model)}.get(of_model[0])
     if image is None:
-        side = round(n_features**0.5)
-        return (side, side) if data in datasets.NAMES else None
+        if of_model is None and data in datasets.NAMES:
+            of_model = datasets.image_shape(data, n_features)
+        return None if of_model is None else {1: tuple(of_model[1:]), 3: tuple(of_model)}.get(of_model[0])
     shape = sides_of(image)
     if of_model is not None and tuple(of_model) != (1, *shape)[-3:]:
         own = "x".join(map(str, of_model))

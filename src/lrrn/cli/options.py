@@ -33,7 +33,7 @@ PageFile = Annotated[Path | None, typer.Option("--page", help="Write charts, fil
 Source = Annotated[
     str,
     typer.Argument(
-        help="digits, mnist, kmnist, fashion_mnist; or a .npz (arrays X, y), .npy (X), .parquet, .csv or .tsv file.",
+        help="digits, mnist, kmnist, fashion_mnist, cifar10; or a .npz (arrays X, y), .npy (X), .parquet, .csv or .tsv file.",
         metavar="DATA",
     ),
 ]
@@ -51,7 +51,9 @@ Delimiter = Annotated[
     str | None,
     typer.Option(help="Character between the cells of a .csv or .tsv file, or tab; comma, semicolon and tab are detected."),
 ]
-Root = Annotated[Path | None, typer.Option("--data", "--root", help="Folder of the MNIST family; LRRN_DATA if not given.")]
+Root = Annotated[
+    Path | None, typer.Option("--data", "--root", help="Folder of the MNIST family and of CIFAR-10; LRRN_DATA if not given.")
+]
 Split = Annotated[str, typer.Option(help="Split of a named data set: train or test.")]
 Limit = Annotated[int | None, typer.Option(help="Number of samples, from the first on; all if not given.", min=1)]
 ImageShape = Annotated[

@@ -213,6 +213,7 @@ PARAMETERS = {
         Parameter("n_iter_no_change", int, "Epochs without improvement before early stopping.", least=1),
         Parameter("max_seconds", float, "End training after this many seconds."),
         Parameter("shifts", int, "Shift images, square or of --image-shape, at random by up to this many pixels.", least=0),
+        Parameter("flips", bool, "Mirror images, square or of --image-shape, left to right at random."),
     ),
     "Solver": (
         Parameter("tol", float, "Tolerance of the solves during training."),

@@ -58,7 +58,7 @@ def reproduce(
 
 
 def record(
-    dataset: Annotated[str, typer.Argument(help="mnist, fashion_mnist, kmnist or kmnist_7011.", metavar="DATASET")],
+    dataset: Annotated[str, typer.Argument(help="mnist, fashion_mnist, kmnist, kmnist_7011 or cifar10.", metavar="DATASET")],
     rows: Annotated[
         str | None, typer.Option(help="Rows to measure, such as wide,logistic or wide:1; all if not given.")
     ] = None,

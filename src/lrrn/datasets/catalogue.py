@@ -1,6 +1,6 @@
 """Catalogue of named data sets and the locations of their files.
 
-Missing files of the MNIST family are downloaded into the user's cache.
+Missing files of the MNIST family and of CIFAR-10 are downloaded into the user's cache.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lrrn.datasets.download import MD5, download_file
+from lrrn.datasets import cifar
+from lrrn.datasets.download import ARCHIVE, ARCHIVE_MD5, MD5, download_cifar, download_file
 from lrrn.datasets.idx import read_idx
 from lrrn.datasets.rows import DataError
 
@@ -24,7 +25,7 @@ FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-NAMES = ("digits", *FOLDERS)
+NAMES = ("digits", *FOLDERS, cifar.NAME)
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 """Folder of Debian's package dataset-fashion-mnist."""
 DEBIAN_MD5 = {
@@ -47,10 +48,12 @@ def load(
 
     Parameters
     ----------
-    name : {"digits", "mnist", "kmnist", "fashion_mnist"}
-        "digits" is embedded in scikit-learn; its split is a fixed stratified quarter for testing. The others are read from idx
-        files as torchvision stores them, such as ``root/MNIST/raw/train-images-idx3-ubyte.gz``. Compressed files must have the
-        published MD5. Uncompressed ones may hold data of your own: only their header and size are checked.
+    name : {"digits", "mnist", "kmnist", "fashion_mnist", "cifar10"}
+        "digits" is embedded in scikit-learn; its split is a fixed stratified quarter for testing. The MNIST family is read from
+        idx files as torchvision stores them, such as ``root/MNIST/raw/train-images-idx3-ubyte.gz``. Compressed files must have
+        the published MD5. Uncompressed ones may hold data of your own: only their header and size are checked. "cifar10" is
+        read from the binary version, ``root/cifar-10-batches-bin/data_batch_1.bin`` and so on, or from the same folder in
+        ``root/CIFAR10``. Its files must have the published MD5.
     split : {"train", "test", "train_7011"}, default="train"
         "train_7011" is for "kmnist" only: the first 7,011 training images, from ``root/KMNIST/train_prefix_7011``, for use if
         the full file is not available. It is never downloaded.
@@ -63,7 +66,7 @@ def load(
     Returns
     -------
     X : float32 array of shape (n_samples, n_features)
-        Grey values in [0, 1].
+        Grey values in [0, 1]. For "cifar10" red, green and blue values, channels first: ``X[i].reshape(3, 32, 32)``.
     y : int64 array of shape (n_samples,)
     """
     if name not in NAMES:
@@ -73,6 +76,8 @@ def load(
         raise ValueError(f"{name} has no split {split!r}; use one of {', '.join(splits)}")
     if name == "digits":
         return _digits(split)
+    if name == cifar.NAME:
+        return cifar.read_files(_obtain_cifar(split, root, download))
     paths = _prefix(root) if split == PREFIX else [_obtain(name, file, root, download) for file in FILES[split]]
     images, labels = (read_idx(path) for path in paths)
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
@@ -109,7 +114,26 @@ def find(root: str | os.PathLike[str] | None = None) -> dict[str, dict[str, Path
         if name == "kmnist":
             paths = [_existing([base / PREFIX_FOLDER for base in roots], file) for file in PREFIX_FILES]
             found[name][PREFIX] = paths[0] if None not in paths else None
+    found[cifar.NAME] = {}
+    for split in cifar.FILES:
+        paths = cifar.find_files(cifar.places(roots), split)
+        found[cifar.NAME][split] = paths[0] if None not in paths else None
     return found
+
+
+def image_shape(name: str, n_features: int) -> tuple[int, int, int]:
+    """Return channels, height and width of the images of a data set: those of CIFAR-10 are in colour, others grey and square.
+
+    Parameters
+    ----------
+    name : str
+    n_features : int
+        Number of features. Files of the MNIST format may hold images of any size.
+    """
+    if name == cifar.NAME:
+        return cifar.SHAPE
+    side = round(n_features**0.5)
+    return 1, side, side
 
 
 def _digits(split: str) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -173,6 +197,21 @@ def _obtain(name: str, file: str, root: str | os.PathLike[str] | None, download:
             f"there is neither {file} nor {file}.gz in {' or '.join(map(str, places))}; allow the download, or {advice}"
         )
     return download_file(name, file, folders[-1], advice)
+
+
+def _obtain_cifar(split: str, root: str | os.PathLike[str] | None, download: bool) -> list[Path]:
+    """Return the paths of the files of CIFAR-10, after downloading them if one is missing."""
+    roots = _roots(root)
+    folders = cifar.places(roots)
+    paths = cifar.find_files(folders, split)
+    if None in paths:
+        missing = cifar.FILES[split][paths.index(None)]
+        advice = f"unpack {ARCHIVE} (MD5 {ARCHIVE_MD5}) in {roots[0]}, or set LRRN_DATA to where the folder {cifar.FOLDER} is"
+        if not download:
+            raise DataError(f"there is no {missing} in {' or '.join(map(str, folders))}; allow the download, or {advice}")
+        download_cifar(roots[-1] / cifar.FOLDER, advice)
+        paths = cifar.find_files(folders, split)
+    return [path for path in paths if path is not None]
 
 
 def _check_digest(path: Path, name: str, file: str) -> None:

@@ -1,4 +1,4 @@
-"""Download files of the MNIST family: digests, mirrors and the download itself.
+"""Download files of the MNIST family and the archive of CIFAR-10: digests, mirrors and the download itself.
 
 A pooch.Pooch registry has one URL per file. Several mirrors would need one registry each, which would not shorten the code.
 """
@@ -6,7 +6,11 @@ A pooch.Pooch registry has one URL per file. Several mirrors would need one regi
 from __future__ import annotations
 
 import logging
+import os
+import tarfile
 import tempfile
+import zlib
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import final
@@ -14,6 +18,7 @@ from typing import final
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lrrn.datasets import cifar
 from lrrn.datasets.rows import DataError
 
 logger = logging.getLogger("lrrn.datasets")
@@ -47,46 +52,69 @@ MIRRORS = {
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ),
 }
+ARCHIVE, ARCHIVE_MD5 = "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"
+"""File with the binary version of CIFAR-10, and its published MD5."""
+ARCHIVE_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 TIMEOUT = 20
 """Timeout of a mirror in seconds."""
 
 
 def download_file(name: str, file: str, folder: Path, advice: str) -> Path:
+    """Download a file of the MNIST family into a folder."""
+    return _download(name, f"{file}.gz", MD5[name][file], MIRRORS[name], folder, advice)
+
+
+def download_cifar(folder: Path, advice: str) -> None:
+    """Download the archive of CIFAR-10 and unpack its binary files into a folder; files that exist there are replaced.
+
+    The archive is deleted afterwards. A file appears in the folder only when it is complete.
+    """
+    path = _download(cifar.NAME, ARCHIVE, ARCHIVE_MD5, ARCHIVE_MIRRORS, folder, advice)
+    try:
+        with tarfile.open(path) as archive, tempfile.TemporaryDirectory(dir=folder) as unpacked:
+            for file in cifar.MD5:
+                archive.extract(f"{cifar.FOLDER}/{file}", unpacked, filter="data")
+                os.replace(Path(unpacked) / cifar.FOLDER / file, folder / file)
+    except (OSError, tarfile.TarError, LookupError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} could not be unpacked ({error}); remove it, or {advice}") from error
+    path.unlink()
+
+
+def _download(name: str, file: str, digest: str, mirrors: Sequence[str], folder: Path, advice: str) -> Path:
     """Try each mirror in turn. A file appears in the folder only when it is complete: pooch verifies it, then renames it."""
     try:
         import pooch
     except ImportError as error:
-        raise DataError(f"downloading {file}.gz of {name} needs pooch: install it; or {advice}") from error
+        raise DataError(f"downloading {file} of {name} needs pooch: install it; or {advice}") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise DataError(
-            f"{file}.gz of {name} could not be downloaded into {folder}, which cannot be written ({error.strerror}); {advice}"
+            f"{file} of {name} could not be downloaded into {folder}, which cannot be written ({error.strerror}); {advice}"
         ) from error
     failures = []
     level = pooch.get_logger().level
     pooch.get_logger().setLevel(logging.WARNING)  # it would log every mirror to standard error
     try:
-        for mirror in MIRRORS[name]:
+        for mirror in mirrors:
             try:
-                with closing(_DownloadBar(f"{name} {file}")) as bar:
+                with closing(_DownloadBar(f"{name} {file.removesuffix('.gz')}")) as bar:
                     pooch.retrieve(
-                        f"{mirror}{file}.gz",
-                        known_hash=f"md5:{MD5[name][file]}",
-                        fname=f"{file}.gz",
+                        f"{mirror}{file}",
+                        known_hash=f"md5:{digest}",
+                        fname=file,
                         path=folder,
                         downloader=pooch.HTTPDownloader(progressbar=bar, chunk_size=2**16, timeout=TIMEOUT),
                     )
-                return folder / f"{file}.gz"
+                return folder / file
             except (OSError, ValueError) as error:  # errors of requests are OSErrors, a wrong digest is a ValueError
-                logger.info("%s%s.gz: %s", mirror, file, error)
                 failures.append(f"{mirror} ({_reason(error)})")
     finally:
         pooch.get_logger().setLevel(level)
     raise DataError(
-        f"{file}.gz of {name} could not be downloaded into {folder} from {', '.join(failures) or 'anywhere'}; {advice}"
+        f"{file} of {name} could not be downloaded into {folder} from {', '.join(failures) or 'anywhere'}; {advice}"
     )
 
 

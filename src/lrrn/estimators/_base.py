@@ -67,6 +67,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     n_iter_no_change: int
     max_seconds: float | None
     shifts: int
+    flips: bool
     reuse_activations: bool
     tol: float | None
     max_sweeps: int
@@ -211,6 +212,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
             "tol": self.tol,
             "max_sweeps": self.max_sweeps,
             "shifts": self.shifts,
+            "flips": self.flips,
             "reuse_activations": self.reuse_activations,
             "patience": self.n_iter_no_change if self.early_stopping else None,
             "max_seconds": self.max_seconds,

@@ -77,12 +77,10 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         of training. A step takes about twice as long. None means 0, or ``eps``.
     free_energy_weight : float, default=0.0001
         Weight of the free energy in the semi-supervised objective.
-    self_training : float, default=1.0
+    self_training, confidence : float, default=1.0 and 0.3
         Self-training, for the semi-supervised objective: weight of unlabelled samples with their prediction as pseudo-label,
         where its margin is above ``confidence``. With 0, only the free energy uses them. Labelled samples are oversampled to
         half of the training data.
-    confidence : float, default=0.3
-        Margin above which a prediction is a pseudo-label.
     pretrain_epochs, pretrain_learning_rate : int and float, default=0 and 0.005
         Epochs of unsupervised training (free energy) before the supervised ones, and their learning rate.
     max_weight_norm : float, optional
@@ -100,8 +98,9 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     max_seconds : float, optional
         Time that :meth:`fit` may take, pretraining included. Training ends after the first step that ends later, with a
         ConvergenceWarning. The result then depends on the speed of the machine.
-    shifts : int, default=0
-        Data augmentation for images: random shifts by up to this many pixels in each direction, at every step.
+    shifts, flips : int and bool, default=0 and False
+        Data augmentation for images, at every step: random shifts by up to this many pixels in each direction, and mirroring
+        left to right with probability 1/2.
     reuse_activations : bool, default=False
         Warm-start solves from the activations of the previous epoch.
     tol, max_sweeps
@@ -125,8 +124,8 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         Upper bound on the estimated condition number of the Hessian: hidden weights are scaled down after a step that exceeds
         it. It keeps solves fast in long runs; 30 to 40 suits wide and convolutional networks.
     image_shape : (int, int, int), optional
-        Channels, height and width, if samples are images: for convolutions in ``hidden_sizes``, and for ``shifts``. X then has
-        shape (n_samples, n_features) or (n_samples, channels, height, width).
+        Channels, height and width, if samples are images: for convolutions in ``hidden_sizes``, ``shifts`` and ``flips``. X
+        then has shape (n_samples, n_features) or (n_samples, channels, height, width).
 
     Attributes
     ----------
@@ -214,6 +213,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         n_iter_no_change: int = 10,
         max_seconds: float | None = None,
         shifts: int = 0,
+        flips: bool = False,
         reuse_activations: bool = False,
         tol: float | None = None,
         max_sweeps: int = 1000,

@@ -80,8 +80,9 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     max_seconds : float, optional
         Time that :meth:`fit` may take. Training ends after the first step that ends later, with a ConvergenceWarning. The
         result then depends on the speed of the machine.
-    shifts : int, default=0
-        Data augmentation for square images: random shifts by up to this many pixels in each direction, at every step.
+    shifts, flips : int and bool, default=0 and False
+        Data augmentation for images, at every step: random shifts by up to this many pixels in each direction, and mirroring
+        left to right with probability 1/2.
     reuse_activations : bool, default=False
         Warm-start solves from the activations of the previous epoch.
     tol, max_sweeps
@@ -108,8 +109,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         Upper bound on the estimated condition number of the Hessian: hidden weights are scaled down after a step that exceeds
         it. It keeps solves fast in long runs; 30 to 40 suits wide and convolutional networks.
     image_shape : (int, int, int), optional
-        Channels, height and width, if samples are images: for convolutions in ``hidden_sizes``, and for ``shifts``. X then has
-        shape (n_samples, n_features) or (n_samples, channels, height, width).
+        Channels, height and width, if samples are images: for convolutions in ``hidden_sizes``, ``shifts`` and ``flips``. X
+        then has shape (n_samples, n_features) or (n_samples, channels, height, width).
 
     Attributes
     ----------
@@ -170,6 +171,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         n_iter_no_change: int = 10,
         max_seconds: float | None = None,
         shifts: int = 0,
+        flips: bool = False,
         reuse_activations: bool = False,
         tol: float | None = None,
         max_sweeps: int = 1000,

@@ -1,4 +1,4 @@
-"""Data augmentation: small random shifts of images at every step, a function of seed, step and sample only, on all devices."""
+"""Data augmentation: random shifts and flips of images at every step, functions of seed, step and sample, on all devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def shape_of_images(n_features: int, given: tuple[int, int, int] | None = None) 
     side = math.isqrt(n_features)
     if given is None and side * side != n_features:
         raise ValueError(
-            f"shifts need samples that are images; {n_features} features make no square image. Give image_shape, or shifts=0"
+            f"shifts and flips need samples that are images; {n_features} features make no square image. "
+            "Give image_shape, or shifts=0 and flips=False"
         )
     return (1, side, side) if given is None else given
 
@@ -27,7 +28,7 @@ def shifted(
     step. All channels of an image move together. Without a given shape, images are square and have one channel.
     """
     (channels, height, width), span = shape_of_images(x.shape[1], given), 2 * reach + 1
-    noise = _mixed(_mixed(rows + moment * 0x5851F42D) + seed)
+    noise = _noise(rows, moment, seed)
     down, right = noise % span - reach, noise // span % span - reach  # (n,)
     y_from = torch.arange(height, device=x.device) - down[:, None]  # (n, height)
     x_from = torch.arange(width, device=x.device) - right[:, None]  # (n, width)
@@ -37,6 +38,23 @@ def shifted(
         return x.gather(1, source.flatten(1)) * inside.flatten(1)
     source, inside = (part.flatten(1)[:, None].expand(-1, channels, -1) for part in (source, inside))
     return (x.view(len(x), channels, -1).gather(2, source) * inside).flatten(1)
+
+
+def flipped(x: Tensor, rows: Tensor, moment: int | Tensor, seed: int, given: tuple[int, int, int] | None = None) -> Tensor:
+    """Return images of which about half, chosen independently of their shifts, are mirrored left to right.
+
+    Arguments are as in :func:`shifted`.
+    """
+    channels, height, width = shape_of_images(x.shape[1], given)
+    # a further round: the remainders of the noise itself are the shifts
+    chosen = _mixed(_noise(rows, moment, seed) + 0x9E3779B9) & 1 == 1  # (n,)
+    mirrored = x.view(len(x), channels * height, width).flip(-1).flatten(1)
+    return torch.where(chosen[:, None], mirrored, x)
+
+
+def _noise(rows: Tensor, moment: int | Tensor, seed: int) -> Tensor:
+    """Return a random 32-bit integer for each sample."""
+    return _mixed(_mixed(rows + moment * 0x5851F42D) + seed)
 
 
 def _mixed(key: Tensor) -> Tensor:

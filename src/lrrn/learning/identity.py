@@ -22,8 +22,10 @@ def identity(net: LRRN, objective: Objective, settings: Settings, data: Data, st
     and, if it is a dataclass, its fields; data by shapes, dtypes and a thousand rows.
     """
     fields: dict[str, Any] = asdict(objective) if is_dataclass(objective) and not isinstance(objective, type) else {}
+    # without flips it is left out: checkpoints from before there were any can be resumed
+    left_out = NOT_PART if settings.flips else (*NOT_PART, "flips")
     return {
-        **{name: value for name, value in vars(settings).items() if name not in NOT_PART},
+        **{name: value for name, value in vars(settings).items() if name not in left_out},
         "stage": stage,
         "objective": {"class": type(objective).__name__, **_plain(fields)},
         "network": _plain(

@@ -63,6 +63,8 @@ class Settings:
     shifts : int, default=0
         Data augmentation for images, square ones unless the network has a shape: random shifts by up to this many pixels in
         each direction, at every step.
+    flips : bool, default=False
+        Data augmentation for the same images: each is mirrored left to right at every step with probability 1/2.
     reuse_activations : bool, default=False
         Warm-start every solve from the sample's activations in the previous epoch.
     patience : int, optional
@@ -89,11 +91,17 @@ class Settings:
     tol: float | None = None
     max_sweeps: int = 1000
     shifts: int = 0
+    flips: bool = False
     reuse_activations: bool = False
     patience: int | None = None
     max_seconds: float | None = None
     max_unconverged: float = 0.01
     seed: int = 0
+
+    @property
+    def augments(self) -> bool:
+        """Whether images differ from step to step."""
+        return bool(self.shifts or self.flips)
 
     def __post_init__(self) -> None:
         positive = {"learning_rate": self.learning_rate, "batch_size": self.batch_size, "epochs": self.epochs}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lrrn.kernels.cpu.arguments import Course, Rule
-from lrrn.learning.augment import shape_of_images, shifted
+from lrrn.learning.augment import flipped, shape_of_images, shifted
 from lrrn.learning.cuda_graph import CapturedSteps
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.flat_adam import FlatAdam, compiles, sgd_rule
@@ -67,7 +67,7 @@ class Step:
         """Raise if the data are unsuitable for training; allocate memory for their activations."""
         if len(data) == 0:
             raise ValueError("there are no samples to learn from")
-        if self._settings.shifts:
+        if self._settings.augments:
             shape_of_images(data.x.shape[1], self._net.image_shape)
         if self._settings.reuse_activations:
             self.activations = data.x.new_zeros((len(data), sum(self._net.energy_now().free_sizes)))
@@ -129,6 +129,8 @@ class Step:
         label, start, weight = (
             None if part is None else part.index_select(0, rows) for part in (label, self.activations, data.weight)
         )
+        if self._settings.flips:
+            x = flipped(x, rows, moment, self._settings.seed, self._net.image_shape)
         if self._settings.shifts:
             x = shifted(x, rows, moment, self._settings.seed, self._settings.shifts, self._net.image_shape)
         # energies do not depend on progress, and on a device even a division costs a launch
@@ -137,7 +139,7 @@ class Step:
 
     def _readable(self, data: Data) -> bool:
         """Whether backends may gather the rows of the data themselves."""
-        return not self._settings.shifts and all(part is None or part.is_contiguous() for part in (data.x, data.target))
+        return not self._settings.augments and all(part is None or part.is_contiguous() for part in (data.x, data.target))
 
     def takes_several(self, data: Data) -> bool:
         """Whether :meth:`several` applies to these data."""

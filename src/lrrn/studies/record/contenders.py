@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -21,12 +22,13 @@ from lrrn.studies.common.measures import METHODS
 from lrrn.studies.record.baselines import Baseline
 
 Array = NDArray[Any]
-EPS = (0.1, 0.3, 0.5, 1.0, 1.58)
-"""Perturbation sizes for certified and attacked accuracy."""
+ImageShape = tuple[int, int, int]
 SHARED, LOCAL = "shared", "local"
 """Per-sample certificates: ``SHARED`` for all images in batches, ``LOCAL`` for the first images one by one."""
 ROWS = 2048
 """Batch size for scores."""
+VALUES, KEPT = 2**23, 2**28
+"""Numbers of activations that a chunk of images may have, and that are kept for further methods."""
 
 
 class Contender(Protocol):
@@ -36,8 +38,10 @@ class Contender(Protocol):
     ----------
     methods : tuple of str
         Fast certificates, from loose to tight.
-    has_local : bool
-        Whether there are per-sample certificates.
+    by_sample : tuple of str
+        Certificates per sample: some of ``SHARED`` and ``LOCAL``.
+    rows_at_once : int
+        Number of images that fit into memory at once.
     n_parameters : int
     """
 
@@ -46,8 +50,12 @@ class Contender(Protocol):
         """Names of fast certificates."""
 
     @property
-    def has_local(self) -> bool:
-        """Whether ``radii`` supports "shared" and "local"."""
+    def by_sample(self) -> tuple[str, ...]:
+        """Names of certificates per sample."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """Largest number of images in a call."""
 
     @property
     def n_parameters(self) -> int:
@@ -59,11 +67,11 @@ class Contender(Protocol):
     def radii(self, X: Array, method: str) -> Array:
         """Return proven radii."""
 
-    def attack(self, X: Array, y: Array, seed: int) -> Array:
-        """Return attack distances of our own attacks: 0 where the label is already wrong, inf where no attack succeeds."""
+    def attack(self, X: Array, y: Array, sizes: Sequence[float], seed: int) -> Array:
+        """Return distances of our own attacks, up to these sizes: 0 where the label is wrong already, inf where none works."""
 
-    def image_model(self) -> nn.Module:
-        """Return a torch module from images to scores, for attacks of other libraries."""
+    def image_model(self, shape: ImageShape) -> nn.Module:
+        """Return a torch module from images of a shape, channels first, to scores, for attacks of other libraries."""
 
 
 @final
@@ -78,9 +86,6 @@ class Lifted:
         Time budget of the multiplier bounds, as in :func:`lrrn.certify`.
     """
 
-    methods = METHODS
-    has_local = True
-
     def __init__(self, model: LRRNClassifier, bound_seconds: float) -> None:
         if model.standardize:
             raise ValueError(
@@ -88,6 +93,22 @@ class Lifted:
             )
         self._model, self._seconds = model, bound_seconds
         self._solved: dict[bytes, Solution] = {}
+        self._has_matrices = model.network_.energy_snapshot(torch.float64).has_matrices
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of fast certificates: in networks with large convolutions, those without a matrix."""
+        return tuple(method for method in METHODS if self._has_matrices or method != "multiplier")
+
+    @property
+    def by_sample(self) -> tuple[str, ...]:
+        """Names of certificates per sample."""
+        return (SHARED, LOCAL) if self._has_matrices else (SHARED,)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Number of images, by the number of units."""
+        return max(1, VALUES // sum(self._model.network_.sizes[1:]))
 
     @property
     def n_parameters(self) -> int:
@@ -106,20 +127,20 @@ class Lifted:
         # several BLAS threads are faster only for wide networks
         with blas_threads(1 if sum(net.sizes[1:]) < 512 else torch.get_num_threads()):
             solution = self._solved[key] if key in self._solved else net.infer(x, tol=tol)
-            if method != LOCAL:
+            if method != LOCAL and (len(self._solved) + 1) * len(X) * sum(net.sizes[1:]) <= KEPT:
                 self._solved[key] = solution
             certificate = certify_solution(net, x, solution, method, "deployed", self._seconds, tol)
         return certificate.radius.cpu().numpy()
 
-    def attack(self, X: Array, y: Array, seed: int) -> Array:
+    def attack(self, X: Array, y: Array, sizes: Sequence[float], seed: int) -> Array:
         """Run the attacks of ``lrrn attack``."""
-        distances = audit.attack("", self._model, X, y, EPS, "paper", seed=seed).distances
+        distances = audit.attack("", self._model, X, y, sizes, "paper", seed=seed).distances
         assert distances is not None
         return distances
 
-    def image_model(self) -> nn.Module:
+    def image_model(self, shape: ImageShape) -> nn.Module:
         """Return the network on images."""
-        return as_image_model(self._model, _image(self._model.n_features_in_))
+        return as_image_model(self._model, shape)
 
 
 @final
@@ -131,7 +152,8 @@ class Plain:
     model : Baseline
     """
 
-    has_local = False
+    by_sample: tuple[str, ...] = ()
+    rows_at_once = 10**6
 
     def __init__(self, model: Baseline) -> None:
         self._model = model
@@ -160,7 +182,7 @@ class Plain:
         """Return proven radii."""
         return self._model.radii(self._inputs(X), method).cpu().numpy()
 
-    def attack(self, X: Array, y: Array, seed: int) -> Array:
+    def attack(self, X: Array, y: Array, sizes: Sequence[float], seed: int) -> Array:
         """Run the same attacks as on our networks."""
         rows = np.flatnonzero(self.predict(X) == y)
         distances = np.zeros(len(X))
@@ -173,10 +195,10 @@ class Plain:
             norms = np.linalg.norm(where - X[rows[some]], axis=1)
             return np.where(self.predict(where) != y[rows[some]], norms, np.inf)
 
-        distances[rows] = audit.attack_distances(self._model, x, label, EPS, measured, seed=seed)
+        distances[rows] = audit.attack_distances(self._model, x, label, sizes, measured, seed=seed)
         return distances
 
-    def image_model(self) -> nn.Module:
+    def image_model(self, shape: ImageShape) -> nn.Module:
         """Return the baseline on images."""
         return _OnImages(self._model)
 
@@ -195,8 +217,3 @@ class _OnImages(nn.Module):
 
 def _digest(X: Array) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(X).tobytes()).digest()
-
-
-def _image(n_features: int) -> tuple[int, int, int]:
-    side = round(n_features**0.5)
-    return 1, side, side

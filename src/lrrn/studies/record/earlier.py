@@ -13,7 +13,7 @@ import numpy as np
 
 from lrrn.runtime.storage import FileFormatError
 from lrrn.studies.record import record_report
-from lrrn.studies.record.recipes import ROWS
+from lrrn.studies.record.recipes import rows_of
 from lrrn.studies.record.rows import Extent, Row
 from lrrn.studies.record.scores import disagreements
 
@@ -72,7 +72,7 @@ def _rows(found: dict[str, dict[str, Any]], data: str, extent: Extent) -> dict[R
             raise ValueError(f"the row {name} is named {told['row']} inside")
         seed = int(name.rpartition("-seed")[2])
         result = {key: value for key, value in told.items() if key != "title"}
-        for row in (Row(kind, data, seed, extent) for kind in ROWS):
+        for row in (Row(kind, data, seed, extent) for kind in rows_of(data)):
             if row.name == name:
                 _check(row, result)
                 rows[row] = result
@@ -90,7 +90,7 @@ def _check(row: Row, result: dict[str, Any]) -> None:
         if not sound or np.diff(eps).min() < LEAST or shares.min(initial=1.0, where=shares > 0) < LEAST:
             raise ValueError(f"the curve of {row.name} cannot be drawn")
     record_report.sections(row.data, [row], {row: result}, {})
-    record_report.brief([row], {row: result})
+    record_report.brief(row.data, [row], {row: result})
     disagreements(result)
     json.dumps(result, ensure_ascii=False).encode()  # lone surrogates cannot be encoded
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lrrn.network import Conv
+
 Recipe = dict[str, Any]
 
 _MARGIN: Recipe = {
@@ -41,10 +43,22 @@ _PAPER: Recipe = {
 OURS: dict[str, Recipe] = {
     "wide": {**_WIDE, "margin": 1.2, "temperature": 0.1, "adversarial_eps": 1.3, "decoupled_weight_decay": 0.1},
     "accurate": {**_WIDE, "margin": 1.2, "temperature": 0.15, "decoupled_weight_decay": 0.2, "shifts": 1},
+    "conv": {
+        **_WIDE,
+        "hidden_sizes": (Conv(256, 10, stride=3),),
+        "image_shape": (1, 28, 28),
+        "margin": 1.2,
+        "temperature": 0.1,
+        "adversarial_eps": 1.3,
+        "learning_rate": 2e-3,
+        "decoupled_weight_decay": 0.1,
+        "max_condition": 40.0,
+    },
     "paper_a": {**_PAPER, "margin": 0.7},
     "paper_b": {**_PAPER, "margin": 2.0},
 }
-"""Arguments of LRRNClassifier: for large perturbations, for small ones, and the paper's own network for two radii."""
+"""Arguments of LRRNClassifier: dense for large perturbations and for small ones, convolutional, and the paper's own network
+for two radii."""
 
 _LIPSCHITZ: Recipe = {
     "hidden_sizes": (1024, 1024),
@@ -78,16 +92,28 @@ BASELINES: dict[str, Recipe] = {
 }
 """Arguments of the learners in lrrn.studies.record.baselines."""
 
+_COLOUR: Recipe = {
+    "image_shape": (3, 32, 32),
+    "margin": 0.25,
+    "temperature": 0.12,
+    "adversarial_eps": 0.15,
+    "shifts": 3,
+    "flips": True,
+}
 CHANGES: dict[tuple[str, str], Recipe] = {
     ("mnist", "paper_a"): {"margin": 0.6, "temperature": 0.1, "adversarial_eps": 0.8},
     ("mnist", "paper_b"): {"margin": 1.2, "temperature": 0.1, "adversarial_eps": 1.2},
     ("fashion_mnist", "wide"): {"hidden_sizes": (1024,), "margin": 2.4, "temperature": 0.25, "adversarial_eps": 0.8},
     ("fashion_mnist", "accurate"): {"hidden_sizes": (1024,), "margin": 0.4, "adversarial_eps": 0.4, "shifts": 0},
+    ("fashion_mnist", "conv"): {"margin": 0.4, "adversarial_eps": 0.4},
+    ("cifar10", "wide"): _COLOUR,
+    ("cifar10", "conv"): {**_COLOUR, "hidden_sizes": (Conv(512, 8, stride=4),)},
 }
 """Changes to the recipes for single data sets, by data set and row."""
 
 _SMALL: dict[str, Recipe] = {
     **{name: {"hidden_sizes": (16,), "epochs": 2} for name in ("wide", "accurate")},
+    "conv": {"hidden_sizes": (Conv(4, 8, stride=4),), "epochs": 2},
     **{name: {"hidden_sizes": (8, 8), "epochs": 2} for name in ("paper_a", "paper_b")},
     "logistic": {"max_iter": 20},
     "prototypes": {"per_class": 5, "epochs": 2, "batch_size": 100, "learning_rate": 1.0},
@@ -95,7 +121,15 @@ _SMALL: dict[str, Recipe] = {
 }
 
 ROWS = (*OURS, *BASELINES)
-"""Rows of the record, in the order of its tables."""
+"""All rows of the record, in the order of its tables."""
+_WITH_CONVOLUTIONS = ("mnist", "fashion_mnist")
+
+
+def rows_of(data: str) -> tuple[str, ...]:
+    """Return the rows of a data set, in the order of its tables."""
+    if data == "cifar10":
+        return "wide", "conv", "logistic"
+    return tuple(name for name in ROWS if name != "conv" or data in _WITH_CONVOLUTIONS)
 
 
 def recipe(data: str, name: str, quick: bool = False) -> Recipe:
@@ -106,11 +140,11 @@ def recipe(data: str, name: str, quick: bool = False) -> Recipe:
     data : str
         Data set.
     name : str
-        One of ``ROWS``.
+        One of ``rows_of(data)``.
     quick : bool, default=False
     """
-    if name not in ROWS:
-        raise ValueError(f"there is no row {name!r}; use some of {', '.join(ROWS)}")
+    if name not in rows_of(data):
+        raise ValueError(f"there is no row {name!r} on {data}; use some of {', '.join(rows_of(data))}")
     common = OURS[name] if name in OURS else BASELINES[name]
     # a prefix of a data set uses the recipe of the whole data set
     changes = CHANGES.get((data.removesuffix("_7011"), name), {})

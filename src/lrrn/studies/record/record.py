@@ -15,9 +15,9 @@ import torch
 
 from lrrn.studies.common import report
 from lrrn.studies.common.pool import in_processes
-from lrrn.studies.common.runs import DATA
 from lrrn.studies.common.sections import Section
 from lrrn.studies.record import record_report
+from lrrn.studies.record.data import NAMES
 from lrrn.studies.record.earlier import FILE, ITEM, earlier
 from lrrn.studies.record.recipes import ROWS
 from lrrn.studies.record.rows import Extent, Row, images, plan
@@ -64,7 +64,7 @@ class Options:
     Attributes
     ----------
     rows : sequence of str, optional
-        Which rows of ``recipes.ROWS`` to execute, or single seeds such as "wide:1"; all if not given. The report
+        Which rows of ``recipes.rows_of(data)`` to execute, or single seeds such as "wide:1"; all if not given. The report
         has all rows with results in the folder of the work or in an earlier report.
     seeds : int, default=3
         Number of seeds for rows that depend on the seed.
@@ -141,7 +141,7 @@ def record(data: str, work: str | os.PathLike[str], output: str | os.PathLike[st
 
     Parameters
     ----------
-    data : {"mnist", "fashion_mnist", "kmnist", "kmnist_7011"}
+    data : {"mnist", "fashion_mnist", "kmnist", "kmnist_7011", "cifar10"}
     work : path-like
         Folder for models, checkpoints and measurements, with one subfolder per row.
     output : path-like
@@ -177,7 +177,7 @@ def record(data: str, work: str | os.PathLike[str], output: str | os.PathLike[st
     report.write(Path(output), sections, _preface(data, extent, results, taken_over), _title(data, extent))
     _write_json(Path(output), data, extent, sections, results, reasons)
     wrong = [f"{row.name}: {what}" for row, result in results.items() for what in disagreements(result)]
-    brief = record_report.brief(everything, results)
+    brief = record_report.brief(data, everything, results)
     return Record(sections, brief, {row.name: why for row, why in failed.items()}, wrong, time.perf_counter() - start)
 
 
@@ -202,7 +202,7 @@ def _reason(row: Row, failed: dict[Row, str]) -> str:
 
 
 def _title(data: str, extent: Extent) -> str:
-    return f"Certified accuracy on {DATA[data]}" + (", validation images" if extent.validation else "")
+    return f"Certified accuracy on {NAMES[data]}" + (", validation images" if extent.validation else "")
 
 
 def _preface(data: str, extent: Extent, results: dict[Row, dict[str, Any]], taken_over: Sequence[Row]) -> list[str]:

@@ -13,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrrn import datasets
-from lrrn.studies.common.runs import DATA, load_test, load_training
+from lrrn.network import Conv
+from lrrn.persistence.values import plain
+from lrrn.studies.common.runs import load_test, load_training
 from lrrn.studies.record.baselines.learners import LEARNERS
-from lrrn.studies.record.recipes import OURS, ROWS, Recipe, recipe
+from lrrn.studies.record.data import NAMES
+from lrrn.studies.record.recipes import OURS, Recipe, recipe, rows_of
 
 Array = NDArray[Any]
 VALIDATION_SHARE = 6
@@ -51,9 +54,9 @@ class Row:
     Attributes
     ----------
     kind : str
-        One of ``lrrn.studies.record.recipes.ROWS``.
+        One of ``lrrn.studies.record.recipes.rows_of(data)``.
     data : str
-        A key of ``lrrn.studies.common.runs.DATA``.
+        A key of ``lrrn.studies.record.data.NAMES``.
     seed : int
     extent : Extent
     """
@@ -78,14 +81,18 @@ class Row:
         """Name in tables."""
         if not self.is_ours:
             return LEARNERS[self.kind].title
-        return f"lrrn {self.kind} ({'-'.join(map(str, (784, *self.recipe['hidden_sizes'], 10)))})"
+        hidden = [_told(layer) for layer in self.recipe["hidden_sizes"]]
+        convolves = any(isinstance(layer, Conv) for layer in self.recipe["hidden_sizes"])
+        shape = self.recipe["image_shape"] if convolves else (3072 if self.data == datasets.cifar.NAME else 784,)
+        return f"lrrn {self.kind} ({'-'.join(['x'.join(map(str, shape)), *hidden, '10'])})"
 
     @property
     def name(self) -> str:
         """Unique name, which depends on the recipe too; the name of its folder."""
         extent = self.extent
         identity = [self.recipe, extent.validation, extent.samples, extent.tests]
-        digest = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=4).hexdigest()
+        text = json.dumps(identity, sort_keys=True, default=plain)  # convolutions as in the files of models
+        digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
         return "-".join([self.data, self.kind, *(["validation"] if extent.validation else []), digest, f"seed{self.seed}"])
 
     @property
@@ -96,6 +103,14 @@ class Row:
     def obstacle(self) -> str | None:
         """Return why it cannot be trained on this machine, or None."""
         return None if self.is_ours else LEARNERS[self.kind].obstacle()
+
+
+def _told(layer: int | Conv) -> str:
+    """Return the width of a layer, or the kernels of a convolution: 512c8s4 has 512 of 8 x 8 at stride 4."""
+    if not isinstance(layer, Conv):
+        return str(layer)
+    more = (("s", layer.stride, 1), ("p", layer.padding, 0), ("a", layer.pool, 1))
+    return f"{layer.channels}c{layer.kernel}" + "".join(f"{name}{value}" for name, value, usual in more if value != usual)
 
 
 def plan(data: str, chosen: Sequence[str] | None, seeds: int, first_seed: int, extent: Extent) -> list[Row]:
@@ -112,16 +127,18 @@ def plan(data: str, chosen: Sequence[str] | None, seeds: int, first_seed: int, e
         The first of them.
     extent : Extent
     """
-    if data not in DATA:
-        raise ValueError(f"there is no record on {data!r}; use one of {', '.join(DATA)}")
+    if data not in NAMES:
+        raise ValueError(f"there is no record on {data!r}; use one of {', '.join(NAMES)}")
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1; got {seeds}")
+    known_rows = rows_of(data)
     wanted: dict[str, set[int] | None] = {}
-    for item in chosen or ROWS:
+    for item in chosen or known_rows:
         kind, colon, number = item.partition(":")
-        if kind not in ROWS or (colon and not (number.isdigit() and int(number) < seeds)):
+        if kind not in known_rows or (colon and not (number.isdigit() and int(number) < seeds)):
             raise ValueError(
-                f"there is no row {item!r}; use some of {', '.join(ROWS)}, or one seed of a row such as wide:0 (below {seeds})"
+                f"there is no row {item!r}; use some of {', '.join(known_rows)}, or one seed of a row such as wide:0 "
+                f"(below {seeds})"
             )
         known = wanted.setdefault(kind, set() if colon else None)
         if known is not None and colon:
@@ -129,7 +146,7 @@ def plan(data: str, chosen: Sequence[str] | None, seeds: int, first_seed: int, e
         else:
             wanted[kind] = None
     rows = []
-    for kind in (kind for kind in ROWS if kind in wanted):
+    for kind in (kind for kind in known_rows if kind in wanted):
         numbers = range(seeds if kind in OURS or LEARNERS[kind].random else 1)
         only = wanted[kind]
         rows += [Row(kind, data, first_seed + k, extent) for k in numbers if only is None or k in only]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lrrn.studies.record.contenders import EPS, LOCAL, SHARED
+from lrrn.studies.record.contenders import LOCAL, SHARED
+from lrrn.studies.record.data import curve_of, sizes_of
 from lrrn.studies.record.stages import ATTACK, AUTOATTACK, RIGHT, is_trained, kept, training_facts
 
 Array = NDArray[Any]
+Sizes = Mapping[str, float]
+"""Perturbation sizes by their names in tables."""
 BEST = "best"
 """Method name for the largest of all certified radii of an image."""
-GRID = np.arange(0, 61) / 20
-"""Perturbation sizes of the points of curves."""
 
 
 def figures(folder: Path) -> dict[str, Any] | None:
@@ -26,6 +28,8 @@ def figures(folder: Path) -> dict[str, Any] | None:
     if not is_trained(folder):
         return None
     facts = training_facts(folder)
+    data = facts["row"].partition("-")[0]
+    sizes, grid = sizes_of(data), curve_of(data)
     right, n = kept(folder, RIGHT)[0], facts["tests"]
     stages = {method: kept(folder, f"radii-{method}") for method in (*facts["methods"], SHARED, LOCAL)}
     radii = {method: values for method, (values, _) in stages.items() if len(values)}
@@ -36,16 +40,16 @@ def figures(folder: Path) -> dict[str, Any] | None:
         **facts,
         "images": n,
         "accuracy": float(right.mean()),
-        "radii": {method: _certified(values, right) for method, values in radii.items()},
-        "curve": {"eps": GRID.tolist(), "certified": [float((right & (radii[BEST] > eps)).mean()) for eps in GRID]},
+        "radii": {method: _certified(values, right, sizes) for method, values in radii.items()},
+        "curve": {"eps": grid.tolist(), "certified": [float((right & (radii[BEST] > eps)).mean()) for eps in grid]},
         "seconds of certifying": {method: about["seconds"] for method, (values, about) in stages.items() if len(values)},
         "device of certifying": sorted({about["device"] for values, about in stages.values() if len(values)}),
     }
-    attacked = _attacked(folder, right, radii)
+    attacked = _attacked(folder, right, radii, sizes)
     return result if attacked is None else {**result, "attacks": attacked}
 
 
-def _certified(radius: Array, right: Array) -> dict[str, Any]:
+def _certified(radius: Array, right: Array, sizes: Sizes) -> dict[str, Any]:
     """Return figures of a method on the images it was applied to, counted from the first."""
     right = right[: len(radius)]
     return {
@@ -54,11 +58,11 @@ def _certified(radius: Array, right: Array) -> dict[str, Any]:
         # of the predicted label, correct or not, as in the paper
         "median": float(np.median(radius)),
         "median, 0 where wrong": float(np.median(np.where(right, radius, 0.0))),
-        "certified": {f"{eps:g}": float((right & (radius > eps)).mean()) for eps in EPS},
+        "certified": {size: float((right & (radius > eps)).mean()) for size, eps in sizes.items()},
     }
 
 
-def _attacked(folder: Path, right: Array, radii: dict[str, Array]) -> dict[str, Any] | None:
+def _attacked(folder: Path, right: Array, radii: dict[str, Array], sizes: Sizes) -> dict[str, Any] | None:
     """Return figures of attacks on the first images, the certified accuracy on the same images, and contradictions."""
     ours, about = kept(folder, ATTACK)
     theirs, about_theirs = kept(folder, AUTOATTACK)
@@ -70,10 +74,10 @@ def _attacked(folder: Path, right: Array, radii: dict[str, Array]) -> dict[str, 
     result: dict[str, Any] = {
         "images": len(ours),
         "accuracy": float(right[: len(ours)].mean()),
-        "attacked": _shares(distance),
+        "attacked": _shares(distance, sizes),
         "median distance": _finite(float(np.median(distance))),
-        "by our attacks": _shares(ours),
-        "AutoAttack": {"images": len(theirs), "attacked": _shares(theirs)} if len(theirs) else None,
+        "by our attacks": _shares(ours, sizes),
+        "AutoAttack": {"images": len(theirs), "attacked": _shares(theirs, sizes)} if len(theirs) else None,
         "seconds": {"ours": about["seconds"], "AutoAttack": about_theirs["seconds"]},
         "certified": {},
         "attacks inside a radius": {},
@@ -83,16 +87,16 @@ def _attacked(folder: Path, right: Array, radii: dict[str, Array]) -> dict[str, 
         # compare every method on the images that both it and the attacks covered
         m = min(len(values), len(distance))
         radius, found, good = values[:m], distance[:m], right[:m]
-        result["certified"][method] = {**_certified(radius, good), "attacked on these": _shares(found)}
+        result["certified"][method] = {**_certified(radius, good, sizes), "attacked on these": _shares(found, sizes)}
         result["attacks inside a radius"][method] = int((good & (found < radius)).sum())
         result["attacked below certified"] += [
-            f"{method} at {eps:g}" for eps in EPS if (found > eps).sum() < (good & (radius > eps)).sum()
+            f"{method} at {size}" for size, eps in sizes.items() if (found > eps).sum() < (good & (radius > eps)).sum()
         ]
     return result
 
 
-def _shares(distance: Array) -> dict[str, float]:
-    return {f"{eps:g}": float((distance > eps).mean()) for eps in EPS}
+def _shares(distance: Array, sizes: Sizes) -> dict[str, float]:
+    return {size: float((distance > eps).mean()) for size, eps in sizes.items()}
 
 
 def _finite(value: float) -> float | None:

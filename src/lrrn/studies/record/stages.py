@@ -24,12 +24,15 @@ import torch
 from numpy.typing import NDArray
 
 from lrrn.attacks.autoattack import SLACK, autoattack
+from lrrn.datasets import image_shape
 from lrrn.estimators import LRRNClassifier
 from lrrn.persistence.serialization import load, save
+from lrrn.persistence.values import plain
 from lrrn.runtime.storage import write_bytes
 from lrrn.studies.record import baselines
 from lrrn.studies.record.baselines.learners import LEARNERS
-from lrrn.studies.record.contenders import EPS, LOCAL, SHARED, Contender, Lifted, Plain
+from lrrn.studies.record.contenders import LOCAL, SHARED, Contender, Lifted, Plain
+from lrrn.studies.record.data import sizes_of
 from lrrn.studies.record.rows import Row, images
 
 Array = NDArray[Any]
@@ -112,7 +115,8 @@ def execute(row: Row, folder: Path, root: Path | None, device: str, download: bo
         return
     contender = _contender(row, folder, X, y, device, effort)
     for stage, work, n in _measurements(row, contender, X_test, y_test, effort):
-        _in_chunks(folder, stage, work, min(n, len(X_test)), effort, device)
+        chunk = min(_chunk(stage, device), contender.rows_at_once)
+        _in_chunks(folder, stage, work, min(n, len(X_test)), effort, (chunk, device_name(device)))
 
 
 def _measurements(
@@ -125,12 +129,13 @@ def _measurements(
             todo.append((f"radii-{method}", partial(_radii, contender, X, method), len(X)))
         todo.append((RIGHT, lambda some: contender.predict(X[some]) == y[some], len(X)))
     for method, n in ((SHARED, len(X)), (LOCAL, effort.images)):
-        if method in effort.stages and contender.has_local:
+        if method in effort.stages and method in contender.by_sample:
             todo.append((f"radii-{method}", partial(_radii, contender, X, method), n))
+    sizes = tuple(sizes_of(row.data).values())
     if ATTACK in effort.stages:
-        todo.append((ATTACK, lambda some: contender.attack(X[some], y[some], row.seed), effort.images))
+        todo.append((ATTACK, lambda some: contender.attack(X[some], y[some], sizes, row.seed), effort.images))
     if AUTOATTACK in effort.stages and find_spec("torchattacks") is not None:
-        todo.append((AUTOATTACK, lambda some: _autoattacked(contender, X[some], y[some], effort, row.seed), effort.autoattack))
+        todo.append((AUTOATTACK, lambda some: _autoattacked(row, contender, X[some], y[some], effort), effort.autoattack))
     return todo
 
 
@@ -143,11 +148,13 @@ def finished(row: Row, folder: Path, effort: Effort) -> bool:
     if not is_trained(folder):
         return "train" not in effort.stages or row.obstacle() is not None
     facts = training_facts(folder)
+    # rows that were trained before there were convolutions have both
+    by_sample = facts.get("by sample", (SHARED, LOCAL) if row.is_ours else ())
     wanted: dict[str, int] = {}
     if "certify" in effort.stages:
         wanted |= dict.fromkeys((RIGHT, *(f"radii-{method}" for method in facts["methods"])), facts["tests"])
     for method, n in ((SHARED, facts["tests"]), (LOCAL, min(effort.images, facts["tests"]))):
-        if method in effort.stages and row.is_ours:
+        if method in effort.stages and method in by_sample:
             wanted[f"radii-{method}"] = n
     if ATTACK in effort.stages:
         wanted[ATTACK] = min(effort.images, facts["tests"])
@@ -197,12 +204,13 @@ def _train(row: Row, folder: Path, X: Array, y: Array, n_tests: int, device: str
         "samples": len(X),
         "tests": n_tests,
         "methods": contender.methods,
+        "by sample": contender.by_sample,
         "parameters": contender.n_parameters,
         "seconds of training": seconds,
         "device of training": device_name(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
-    write_bytes(folder / "training.json", (json.dumps(facts, indent=1) + "\n").encode())
+    write_bytes(folder / "training.json", (json.dumps(facts, indent=1, default=plain) + "\n").encode())
     (folder / "state.ckpt").unlink(missing_ok=True)
 
 
@@ -246,18 +254,27 @@ def _keep(folder: Path, name: str, values: Array, facts: dict[str, Any]) -> None
     write_bytes(folder / f"{name}.npz", buffer.getvalue())
 
 
-def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, effort: Effort, device: str) -> None:
-    """Resume at the first unprocessed image, process the rest in chunks, and save the results at intervals."""
+def _chunk(name: str, device: str) -> int:
+    """Return the number of images to process at once."""
+    if device.startswith("cuda") and name in (ATTACK, AUTOATTACK):
+        return MANY
+    return CHUNKS.get(name.removeprefix("radii-"), CHUNKS["certify"])
+
+
+def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, effort: Effort, where: tuple[int, str]) -> None:
+    """Resume at the first unprocessed image, process the rest in chunks, and save the results at intervals.
+
+    ``where`` is the number of images to process at once, and the name of the device.
+    """
     values, facts = kept(folder, name)
-    chunk = CHUNKS.get(name.removeprefix("radii-"), CHUNKS["certify"])
-    chunk = MANY if device.startswith("cuda") and name in (ATTACK, AUTOATTACK) else chunk
+    chunk, device = where
     saved = time.monotonic()
     done = len(values)
     while len(values) < n and not effort.is_over:
         start = time.perf_counter()
         found = work(slice(len(values), min(len(values) + chunk, n)))
         values = np.concatenate([values, found]) if len(values) else found
-        facts = {"seconds": facts["seconds"] + time.perf_counter() - start, "device": device_name(device)}
+        facts = {"seconds": facts["seconds"] + time.perf_counter() - start, "device": device}
         if time.monotonic() - saved > SAVE_SECONDS:
             _keep(folder, name, values, facts)
             saved, done = time.monotonic(), len(values)
@@ -265,12 +282,12 @@ def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, 
         _keep(folder, name, values, facts)
 
 
-def _autoattacked(contender: Contender, X: Array, y: Array, effort: Effort, seed: int) -> Array:
+def _autoattacked(row: Row, contender: Contender, X: Array, y: Array, effort: Effort) -> Array:
     """Return the attack distances of AutoAttack: 0 where the label is already wrong, inf where no attack succeeds."""
     distances = np.where(contender.predict(X) == y, np.inf, 0.0)
-    side = round(X.shape[1] ** 0.5)
-    model, options = contender.image_model(), {"steps": effort.steps, "queries": effort.queries, "seed": seed}
-    for eps in EPS:
+    shape = image_shape(row.data, X.shape[1])
+    model, options = contender.image_model(shape), {"steps": effort.steps, "queries": effort.queries, "seed": row.seed}
+    for eps in sizes_of(row.data).values():
         # rounding to float32 may enlarge a perturbation by this much, and it should stay within eps
-        autoattack(model, contender.predict, X, y, y, distances, eps * (1 - 2 * SLACK), (1, side, side), **options)
+        autoattack(model, contender.predict, X, y, y, distances, eps * (1 - 2 * SLACK), shape, **options)
     return distances
