@@ -26,8 +26,8 @@ from lrrn.linalg.operators import Operator
 from lrrn.qp import row_norms
 from lrrn.runtime.lazy import lazy, once_per_owner
 
-CHUNK = 2**30
-"""Memory of a batch of samples, in bytes."""
+CHUNK = {"cpu": 2**30, "cuda": 2**34}
+"""Memory of a batch of samples, in bytes, by device."""
 PER_UNIT = 400
 """Bytes per sample and per unit or input: vectors in use at once."""
 WIDE, WIDE_DEEP = 256, 1024
@@ -141,7 +141,7 @@ class MatrixFreeForm:
     @property
     def rows(self) -> int:
         """Samples per batch."""
-        return max(1, CHUNK // (PER_UNIT * (len(self.lam) + self.inputs)))
+        return max(1, CHUNK[self.lam.device.type] // (PER_UNIT * (len(self.lam) + self.inputs)))
 
     @lazy
     def solver(self) -> MatrixFreeSolver:

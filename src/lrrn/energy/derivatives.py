@@ -218,13 +218,13 @@ def _operator_slope(
 ) -> Layer:
     """Return what :func:`_later_slope` does, for any operator; without ``w_below``, of the first layer."""
     a, beta, operator = energy.discounts[k], energy.beta[k], energy.operators[k]
-    regression, reconstruction = energy.mismatch(k, z_below, z_above)
     moved = w_above if w_below is None else w_above - operator.apply(w_below)
     left, right = [moved * -a], [z_below]
     if w_below is not None:
-        left, right = [*left, regression * -a], [*right, w_below]
+        left, right = [*left, energy.regression_mismatch(k, z_below, z_above) * -a], [*right, w_below]
     d_c = None
-    if reconstruction is not None:
+    if beta:
+        reconstruction = energy.reconstruction_mismatch(k, z_below, z_above)
         back = operator.adjoint(w_above)
         back = back if w_below is None else back - w_below
         left, right = [*left, z_above, w_above], [*right, back * (a * beta), reconstruction * (a * beta)]

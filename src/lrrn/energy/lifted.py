@@ -147,19 +147,22 @@ class LiftedEnergy:
                 total = total + 0.5 * a * self.beta[k] * reconstruction.square().sum(-1)
         return total
 
-    @in_full_precision
     def mismatch(self, k: int, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return z_{k+1} - W_k z_k - b_k and, where beta_k > 0, W_k^T z_{k+1} - z_k - c_k."""
-        operator, b, c = self.operators[k], self.b[k], self.c[k]
-        regression = above - operator.apply(below)
-        if b is not None:
-            regression = regression - b
-        if self.beta[k] == 0:
-            return regression, None
-        reconstruction = operator.adjoint(above) - below
-        if c is not None:
-            reconstruction = reconstruction - c
-        return regression, reconstruction
+        reconstruction = self.reconstruction_mismatch(k, below, above) if self.beta[k] else None
+        return self.regression_mismatch(k, below, above), reconstruction
+
+    @in_full_precision
+    def regression_mismatch(self, k: int, below: Tensor, above: Tensor) -> Tensor:
+        """Return z_{k+1} - W_k z_k - b_k."""
+        regression, b = above - self.operators[k].apply(below), self.b[k]
+        return regression if b is None else regression - b
+
+    @in_full_precision
+    def reconstruction_mismatch(self, k: int, below: Tensor, above: Tensor) -> Tensor:
+        """Return W_k^T z_{k+1} - z_k - c_k."""
+        reconstruction, c = self.operators[k].adjoint(above) - below, self.c[k]
+        return reconstruction if c is None else reconstruction - c
 
     @torch.no_grad()
     def free(self, x: Tensor) -> BoxQP:

@@ -21,7 +21,7 @@ from lrrn.learning.clock import StepClock
 from lrrn.network.policy import SolvePolicy
 from lrrn.qp import QPSolution
 
-LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+LADDER = (16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384)
 """Possible numbers of sweeps per phase. If the largest does not suffice, training falls back to steps without graphs."""
 LOOKS = ((0, 8), (256, 64), (4096, 512))
 """Pairs of a step of training and the interval, in steps, at which counts are read from there on. Weights change fast at

@@ -17,7 +17,7 @@ from lrrn.linalg.half_products import HalfHessian
 from lrrn.linalg.operator_hessian import OperatorHessian
 from lrrn.qp import BoxQP
 from lrrn.runtime.devices import has_kernels
-from lrrn.solvers.base import once_per_hessian, recompute
+from lrrn.solvers.base import once_per_hessian
 from lrrn.solvers.half_precision import FARTHEST, layer_or_own
 
 ABOVE_ESTIMATE = 1.1
@@ -52,7 +52,15 @@ def prepared(h: OperatorHessian) -> tuple[HalfHessian, list[Tensor], Tensor, Ten
 
 @final
 class OperatorSteps:
-    """Projected gradients with momentum, or conjugate gradients for linear equations; both are kept from call to call."""
+    """Projected gradients with momentum, or conjugate gradients for linear equations; both are kept from call to call.
+
+    Attributes
+    ----------
+    warm_share : float
+        Share of the sweeps that a solve needs if it starts near the solution.
+    """
+
+    warm_share = 0.6
 
     def __init__(self, qp: BoxQP) -> None:
         assert isinstance(qp.hessian, OperatorHessian)
@@ -65,7 +73,9 @@ class OperatorSteps:
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, residual = len(z), self.check(qp, z)[1] if self._residual is None else self._residual
         size = residual.clamp(torch.finfo(z.dtype).tiny, 1e30)
-        layers = [_Layer(n, units, z.device) for units in self._half.channels_and_pixels]
+        # of linear equations, the gradient is all that is left to do
+        push = torch.float32 if qp.linear else torch.float16
+        layers = [_Layer(n, units, push, z.device) for units in self._half.channels_and_pixels]
         lo, hi = qp.lo.contiguous(), qp.hi.contiguous()
         shared = [0 if len(bound) == 1 else qp.dim for bound in (lo, hi)]
         offset, g = 0, g.contiguous()
@@ -74,7 +84,7 @@ class OperatorSteps:
             _kernels().enter[layer.tiles](*arguments, qp.dim, offset, *layer.units, *shared, CHANNELS=CHANNELS, PIXELS=PIXELS)
             offset += layer.width
         if qp.linear:
-            sweeps = -(-sweeps // 2)  # conjugate gradients need half as many steps
+            sweeps = -(-sweeps // 3)  # conjugate gradients need a third of the steps
             self._solve_equations(layers, size.float()[:, None], sweeps)
         else:
             self._relax(layers, size.float()[:, None], sweeps)
@@ -139,8 +149,13 @@ class OperatorSteps:
         return [product.contiguous() for product in self._half.products(images)]
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
-        gradient, self._residual = recompute(qp, z)
-        return gradient, self._residual
+        """Compute the same as :func:`lrrn.solvers.base.recompute`, with the products and one kernel."""
+        g, (lo, hi), parts = qp.hessian.matmul(z), (qp.lo.contiguous(), qp.hi.contiguous()), -(-qp.dim // WIDTH)
+        sums = torch.empty((len(z), parts), dtype=torch.float64, device=z.device)
+        shared = [0 if len(bound) == 1 else qp.dim for bound in (lo, hi)]
+        _kernels().judge[len(z), parts](z, qp.q.contiguous(), lo, hi, g, sums, qp.dim, *shared, parts, WIDTH=WIDTH)
+        self._residual = sums.sum(-1).sqrt()
+        return g, self._residual
 
     def keep(self, rows: Tensor) -> None:
         self._t = self._t[rows]
@@ -154,12 +169,13 @@ class OperatorSteps:
 class _Layer:
     """Arrays of one layer of unknowns, with channels last, in units of the residual."""
 
-    def __init__(self, n: int, units: tuple[int, int], device: torch.device) -> None:
+    def __init__(self, n: int, units: tuple[int, int], push: torch.dtype, device: torch.device) -> None:
         channels, pixels = self.units = units
         width = self.width = channels * pixels
         self.parts = -(-width // WIDTH)
         self.tiles = (n, -(-channels // CHANNELS), -(-pixels // PIXELS))
-        self.push, self.down, self.up = (torch.empty((n, width), device=device) for _ in range(3))
+        dtypes = (push, torch.float16, torch.float16)
+        self.push, self.down, self.up = (torch.empty((n, width), dtype=dtype, device=device) for dtype in dtypes)
         self.here = torch.zeros((n, width), device=device)
         self.ahead = torch.zeros((n, width), dtype=torch.float16, device=device)
 

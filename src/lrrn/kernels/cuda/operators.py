@@ -9,12 +9,31 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LARGEST = tl.constexpr(60000.0)
+"""Distances to bounds in half precision are at most this; one that is as large is no bound for a correction."""
+
 
 @triton.jit
 def summed(sums_ptr, parts, PARTS: tl.constexpr):
     """Return the sum of the parts of one sample."""
     all_parts = tl.arange(0, PARTS)
     return tl.sum(tl.load(sums_ptr + all_parts, mask=all_parts < parts, other=0.0))
+
+
+@triton.jit
+def judge(z_ptr, q_ptr, lo_ptr, hi_ptr, g_ptr, sums_ptr, dim, lo_stride, hi_stride, parts, WIDTH: tl.constexpr):
+    """Subtract q from H z, and write parts of the squared KKT residual, in float64."""
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = j < dim
+    place = row * dim + j
+    z = tl.load(z_ptr + place, mask=inside, other=0.0)
+    g = tl.load(g_ptr + place, mask=inside, other=0.0) - tl.load(q_ptr + place, mask=inside, other=0.0)
+    lo = tl.load(lo_ptr + row * lo_stride + j, mask=inside, other=0.0)
+    hi = tl.load(hi_ptr + row * hi_stride + j, mask=inside, other=0.0)
+    tl.store(g_ptr + place, g, mask=inside)
+    open_ = tl.where(((z <= lo) & (g > 0)) | ((z >= hi) & (g < 0)), 0.0, g).to(tl.float64)
+    tl.store(sums_ptr + row * parts + tl.program_id(1), tl.sum(tl.where(inside, open_ * open_, 0.0)))
 
 
 @triton.jit
@@ -34,9 +53,11 @@ def enter(
     lo = tl.load(lo_ptr + row * lo_stride + source, mask=inside, other=0.0)
     hi = tl.load(hi_ptr + row * hi_stride + source, mask=inside, other=0.0)
     size = tl.load(size_ptr + row).to(z.dtype)
-    tl.store(push_ptr + place, (g / size).to(tl.float32), mask=inside)
-    tl.store(down_ptr + place, ((lo - z) / size).to(tl.float32), mask=inside)
-    tl.store(up_ptr + place, ((hi - z) / size).to(tl.float32), mask=inside)
+    # a gradient that is large compared to the residual belongs to a unit on a bound, and is stopped by it
+    push = tl.minimum(tl.maximum(g / size, -LARGEST), LARGEST)
+    tl.store(push_ptr + place, push.to(push_ptr.dtype.element_ty), mask=inside)
+    tl.store(down_ptr + place, tl.maximum((lo - z) / size, -LARGEST).to(tl.float16), mask=inside)
+    tl.store(up_ptr + place, tl.minimum((hi - z) / size, LARGEST).to(tl.float16), mask=inside)
 
 
 @triton.jit
@@ -56,10 +77,10 @@ def leave(
     hi = tl.load(hi_ptr + row * hi_stride + source, mask=inside, other=0.0)
     size = tl.load(size_ptr + row).to(z.dtype)
     here = tl.load(here_ptr + place, mask=inside, other=0.0)
-    down = tl.load(down_ptr + place, mask=inside, other=0.0)
-    up = tl.load(up_ptr + place, mask=inside, other=0.0)
+    down = tl.load(down_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + place, mask=inside, other=0.0).to(tl.float32)
     new = tl.minimum(tl.maximum(z + here.to(z.dtype) * size, lo), hi)
-    new = tl.where(here <= down, lo, tl.where(here >= up, hi, new))
+    new = tl.where((here <= down) & (down > -LARGEST), lo, tl.where((here >= up) & (up < LARGEST), hi, new))
     tl.store(z_ptr + row * dim + source, new, mask=inside)
 
 
@@ -89,9 +110,9 @@ def relax(
     product = tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32)
     ahead = tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32)
     here = tl.load(here_ptr + place, mask=inside, other=0.0)
-    push = tl.load(push_ptr + place, mask=inside, other=0.0)
-    down = tl.load(down_ptr + place, mask=inside, other=0.0)
-    up = tl.load(up_ptr + place, mask=inside, other=0.0)
+    push = tl.load(push_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    down = tl.load(down_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + place, mask=inside, other=0.0).to(tl.float32)
     step = tl.load(step_ptr + j, mask=inside, other=1.0)
     slope = push + identity * ahead + tl.load(scale_ptr) * product
     new = tl.minimum(tl.maximum(ahead - step * slope, down), up)
