@@ -107,7 +107,7 @@ CHANGES: dict[tuple[str, str], Recipe] = {
     ("fashion_mnist", "accurate"): {"hidden_sizes": (1024,), "margin": 0.4, "adversarial_eps": 0.4, "shifts": 0},
     ("fashion_mnist", "conv"): {"margin": 0.4, "adversarial_eps": 0.4},
     ("cifar10", "wide"): _COLOUR,
-    ("cifar10", "conv"): {**_COLOUR, "hidden_sizes": (Conv(512, 8, stride=4),)},
+    ("cifar10", "conv"): {**_COLOUR, "hidden_sizes": (Conv(512, 8, stride=4, padding=2),)},
 }
 """Changes to the recipes for single data sets, by data set and row."""
 
