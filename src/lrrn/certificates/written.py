@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lrrn.certificates.complementarity import Sample, Terms
+from lrrn.certificates.dual_solvers import Splitting
 from lrrn.certificates.outputs import pair_constants
 from lrrn.certificates.shared import SharedDual, SharedForm, shared_form
 from lrrn.network import LRRN
@@ -128,6 +129,7 @@ def _rows(net: LRRN, form: SharedForm, x: Tensor, z: Tensor) -> list[dict[str, A
 
 def _global_terms(dual: SharedDual, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor) -> Terms:
     """Return the multipliers of a bound by a Lipschitz constant, Proposition 1: all but the first are common to all rivals."""
+    assert isinstance(dual.solver, Splitting)  # as in every narrow network
     lam, gram = dual.form.lam, dual.solver.gram
     bend = gram[label, label] + gram[rival, rival] - 2 * gram[label, rival]
     sigma = (lead / bend.clamp(min=1e-300)).nan_to_num(0.0)
