@@ -2,7 +2,7 @@
 
     python scripts/studies/publish_models.py mnist-paper-a --work out/runs
 
-The row must be trained in the work folder of ``lrrn record``; distances of attacks are taken from there if the row was attacked.
+The row must be trained in the work folder of ``lrrn record``; distances of attacks are taken from there if there are any.
 Radii are proven here, by the method that ``lrrn verify`` uses again.
 """
 
@@ -45,14 +45,15 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=ROOT / "models", help="folder to publish in")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, help="folder of the images; LRRN_DATA if not given")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="where to prove the radii")
+    parser.add_argument("--commit", help="commit that the row was trained at; the current one if not given")
     options = parser.parse_args()
     row = Row(NAMES[options.name][1], NAMES[options.name][0], options.seed)
     folder = options.work / "record" / row.name
     if not is_trained(folder):
         raise SystemExit(f"{folder} holds no trained row; train it with lrrn record {row.data} --rows {row.kind}:{row.seed}")
     _, test = images(row.data, row.extent, options.data, False)
-    entry = publish_row(options.name, row, folder, options.models, test, options.device)
+    entry = publish_row(options.name, row, folder, options.models, test, options.device, options.commit)
     print(f"{entry.name}: accuracy {entry.accuracy:.2%}, certified {entry.certified}; {options.models}")
 
 
@@ -128,28 +129,28 @@ def _commit() -> str:
 
 def card(entry: Shipped, results: Published, facts: dict[str, Any], commit: str) -> str:
     """Return the model card."""
-    n = len(results.radius)
-    attacked = results.attack[results.right & ~np.isnan(results.attack)]
-    tried = results.right & ~np.isnan(results.attack)
+    n, versions = len(results.radius), facts["versions"]
+    tried = ~np.isnan(results.attack)
+    attacked, own = results.attack[tried], results.radius[tried]
     lines = [
         f"# {entry.name}",
         "",
-        f"Row `{entry.row}` of the record of certified accuracy on {entry.data}, seed {entry.seed}. `lrrn.load({entry.name!r})`",
-        f"loads it, `lrrn verify {entry.name}` checks the figures below on your machine.",
+        f"Row `{entry.row}` of the record of certified accuracy on {entry.data}, seed {entry.seed}.",
+        f"`lrrn.load({entry.name!r})` loads it; `lrrn verify {entry.name}` checks the figures below on your machine.",
         "",
         "## Data",
         "",
-        f"Trained on {facts['samples']:,} training images of {entry.data}, pixels in [0, 1], measured on its {n:,} test images.",
+        f"Trained on {facts['samples']:,} images of {entry.data}, pixels in [0, 1], and measured on its {n:,} test images.",
         "",
         "## Recipe",
         "",
-        f"`LRRNClassifier` with {facts['parameters']:,} parameters in float32 and these arguments, chosen on a validation split:",
+        f"`LRRNClassifier` with {facts['parameters']:,} numbers in float32 and these arguments, chosen on a validation split:",
         "",
         "```json",
         json.dumps(facts["recipe"], indent=1),
         "```",
         "",
-        f"Published at commit `{commit}`, with torch {facts['versions']['torch']} and numpy {facts['versions']['numpy']}.",
+        f"Trained with the code of commit `{commit}`, torch {versions['torch']} and numpy {versions['numpy']}.",
         f"Training took {facts['seconds of training']:.0f} s on one {facts['device of training']}.",
         "",
         "## Figures",
@@ -161,7 +162,7 @@ def card(entry: Shipped, results: Published, facts: dict[str, Any], commit: str)
         f"| median certified radius | {np.median(np.where(results.right, results.radius, 0)):.3f} |",
         f"| images attacked (right labels) | {len(attacked)} |",
         f"| median of the nearest attack found on them | {np.median(attacked) if len(attacked) else np.nan:.3f} |",
-        f"| median certified radius of the same | {np.median(results.radius[tried]) if len(attacked) else np.nan:.3f} |",
+        f"| median certified radius of the same images | {np.median(own) if len(attacked) else np.nan:.3f} |",
         f"| attacks inside a radius | {int((results.attack < results.radius).sum())} |",
         "",
         f"Radii are Euclidean, by method `{entry.method}` with the guarantee `{entry.guarantee}`, in float64 on"
