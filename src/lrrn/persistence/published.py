@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -86,7 +87,7 @@ def read_radii(path: str | os.PathLike[str]) -> Published:
     """Read a file of :func:`write_radii`; raises FileFormatError if it is damaged."""
     storage.check_readable(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
             return Published(*(file[name] for name in ("predicted", "true", "radius", "attack")))
     except Exception as error:  # zipfile and zlib have errors of their own
         raise storage.FileFormatError(f"{path} is damaged or not a file of published radii ({error})") from error
