@@ -327,7 +327,7 @@ def root_below(square: Fraction) -> Fraction:
     return Fraction(math.isqrt((square.numerator << (2 * BITS)) // square.denominator), 1 << BITS)
 
 
-def judge(checker: Checker, certificate: dict[str, Any]) -> tuple[str | None, float, bool]:
+def judge(checker: Checker, certificate: Any) -> tuple[str | None, float, bool]:
     """Return why a certificate is refused or None, the proven radius, and whether 1.001 times that radius is refused."""
     try:
         square = checker.square(certificate)

@@ -51,12 +51,12 @@ class Vector:
 
 
 def exact(values: list[Any], length: int, what: str) -> Vector:
-    """Return finite floats as exact numbers."""
+    """Return integers and finite floats as exact numbers."""
     if not isinstance(values, list) or len(values) != length:
         raise Refused(f"{what} should be {length} numbers")
-    if not all(isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value) for value in values):
+    if not all(type(value) is int or (isinstance(value, float) and math.isfinite(value)) for value in values):
         raise Refused(f"{what} holds what is not a finite number")
-    ratios = [float(value).as_integer_ratio() for value in values]
+    ratios = [value.as_integer_ratio() for value in values]
     shift = max((below.bit_length() - 1 for _, below in ratios), default=0)
     return Vector([above << (shift - below.bit_length() + 1) for above, below in ratios], shift)
 

@@ -6,6 +6,7 @@ import ast
 import copy
 import hashlib
 import json
+import random
 import subprocess
 import sys
 from fractions import Fraction
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 import check_certificate
+import exact_numbers
+import fuzz_inputs
 import lrrn
 from exact_distances import distance, programme
 from exact_numbers import Matrix, Refused, Vector, exact, smallest_eigenvalue
@@ -79,21 +82,21 @@ def test_claims_are_accepted_and_below_the_exact_distance(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", range(len(SIZES)))
-def test_no_point_and_no_multipliers_prove_more_than_the_truth(case, tmp_path):
-    net, random = network(case), np.random.default_rng(case)
+def test_no_multipliers_prove_more_than_the_truth(case, tmp_path):
+    net, generator = network(case), np.random.default_rng(case)
     proof = written_certificates(net, random_input(3, SIZES[case][0], seed=case))
     truths = [distance(PlainNetwork.of(net), np.array(c["input"]), c["label"]) for c in proof["certificates"]]
     positive = 0
     for _ in range(20):
-        forms = [(np.array(proof["forms"][0]) * random.uniform(0.8, 1.02, len(proof["forms"][0]))).tolist()]
+        forms = [(np.array(proof["forms"][0]) * generator.uniform(0.8, 1.02, len(proof["forms"][0]))).tolist()]
         checker = checker_of(net, tmp_path, forms)
         for certificate, truth in zip(proof["certificates"], truths, strict=True):
             other = copy.deepcopy(certificate)
             for given in (other, *other["rivals"].values()):
                 for name in {"floor", "sign"} & {*given}:
-                    given[name] = (np.array(given[name]) * random.uniform(0.9, 1.1, len(given[name]))).tolist()
+                    given[name] = (np.array(given[name]) * generator.uniform(0.9, 1.1, len(given[name]))).tolist()
                 if "sigma" in given:
-                    given["sigma"] *= random.uniform(0.9, 1.1)
+                    given["sigma"] *= generator.uniform(0.9, 1.1)
             proven = check_certificate.judge(checker, other)[1]
             assert proven <= truth * (1 + 1e-9)
             positive += proven > 0
@@ -142,8 +145,7 @@ def test_the_programme_of_the_checker_is_that_of_the_energy(example):
 
 
 def test_eigenvalues_are_bounded_from_below():
-    random = np.random.default_rng(0)
-    basis = np.linalg.qr(random.normal(size=(6, 6)))[0]
+    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0]
     for least in (0.3, 1e-3, 1e-9):
         a = basis @ np.diag([least, 1, 1, 2, 3, 9]) @ basis.T
         rows = exact((a + a.T).flatten().tolist(), 36, "a")
@@ -152,6 +154,38 @@ def test_eigenvalues_are_bounded_from_below():
     for entries in ([[1, 2], [2, 1]], [[0, 0], [0, 0]], [[-1, 0], [0, 5]]):
         with pytest.raises(Refused, match="positive definite"):
             smallest_eigenvalue(Matrix(entries, 0))
+
+
+@pytest.mark.parametrize("bits", [4, 6, 8])
+def test_eigenvalues_are_bounded_from_below_however_coarse_the_factors_are(bits, monkeypatch):
+    monkeypatch.setattr(exact_numbers, "BITS", bits)
+    generator, accepted = np.random.default_rng(bits), 0
+    for _ in range(300):
+        basis = np.linalg.qr(generator.normal(size=(4, 4)))[0]
+        a = np.round(basis @ np.diag([generator.uniform(-0.3, 1), 1, 2, 3]) @ basis.T * 2**20)
+        rows = np.tril(a) + np.tril(a, -1).T
+        least = np.linalg.eigvalsh(rows / 2**20)[0]
+        try:
+            bound = float(smallest_eigenvalue(Matrix(rows.astype(int).tolist(), 20)))
+        except Refused:
+            continue
+        assert 0 < bound <= least + 1e-9
+        accepted += 1
+    assert accepted > 30
+
+
+def test_the_bound_holds_however_far_the_point_is_from_the_minimiser(example, monkeypatch):
+    _, proof, path = example
+    net = check_certificate.build(*check_certificate.read_weights(path.read_bytes()))
+    form, certificate = check_certificate.Form(net, proof["forms"][0]), proof["certificates"][0]
+    sample, generator = check_certificate.Sample(net, certificate["input"]), np.random.default_rng(0)
+    rest = sample.without_lead(form, certificate)
+    pair = certificate["label"], int(next(iter(certificate["rivals"])))
+    best, near = sample.bound(form, pair, 0.5, rest), form.solve
+    for size in (1e-9, 1e-3, 0.1, 10):
+        moved = exact((size * generator.normal(size=10)).tolist(), 10, "a")
+        monkeypatch.setattr(form, "solve", lambda b, moved=moved: near(b) + moved)
+        assert sample.bound(form, pair, 0.5, rest) < best
 
 
 def test_vectors_are_exact():
@@ -262,6 +296,25 @@ def test_a_tampered_certificate_is_refused(example, change, reason):
     for k in range(3):
         assert judged(example, k=k) is None
         assert reason in judged(example, change, k)
+
+
+def test_what_is_not_a_certificate_is_refused_and_what_is_accepted_is_true(example):
+    """Random changes to the whole proof: no other error than a refusal, and nothing is accepted that is not true."""
+    net, proof, path = example
+    plain, chance, counts = PlainNetwork.of(net), random.Random(0), {True: 0, False: 0}
+    exact_net = check_certificate.build(*check_certificate.read_weights(path.read_bytes()))
+    small = {"forms": proof["forms"], "certificates": proof["certificates"][:1]}
+    for _ in range(400):
+        changed = fuzz_inputs.tree(small, chance)
+        if not (isinstance(changed.get("forms"), list) and isinstance(changed.get("certificates"), list)):
+            continue
+        for certificate in changed["certificates"]:
+            reason, proven, _ = check_certificate.judge(check_certificate.Checker(exact_net, changed["forms"]), certificate)
+            counts[reason is None] += 1
+            if reason is None:
+                assert certificate["radius"] <= proven
+                assert proven <= distance(plain, np.array(certificate["input"]), certificate["label"]) * (1 + 1e-9)
+    assert min(counts.values()) > 10, counts
 
 
 # --- the program -----------------------------------------------------------------------------------------------------

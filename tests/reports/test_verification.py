@@ -9,8 +9,10 @@ import pytest
 
 from lrrn import datasets
 from lrrn.persistence.published import read_radii
+from lrrn.persistence.shipped import shipped_models
 from lrrn.reports.verification import verify
 from lrrn.runtime.storage import FileFormatError
+from repository import ROOT
 from shipped_folder import flip_bit, republished, ship
 
 N = 40
@@ -104,3 +106,16 @@ def test_without_digests_a_file_that_cannot_be_read_is_an_error(entry, data, tmp
     other.radii_path.write_bytes(b"nothing")
     with pytest.raises(FileFormatError, match="published radii"):
         verify(other, *data, 5, ignore_digests=True)
+
+
+@pytest.mark.data
+def test_the_shipped_models_stand_on_a_few_images():
+    known = shipped_models(ROOT / "models")
+    assert known
+    for model in known.values():
+        try:
+            X, y = datasets.load(model.data, "test")
+        except datasets.DataError:
+            pytest.skip(f"the images of {model.data} are not at hand")
+        result = verify(model, X, y, 20)
+        assert result.stands and result.n_images == 20, result.sentence()
