@@ -114,7 +114,7 @@ def build(structure: dict[str, Any], tensors: dict[str, tuple[list[int], list[fl
     """Return the quadratic programme of a network with dense layers, hidden units at least zero and a linear read-out."""
     sizes, beta = structure["sizes"], structure["beta"]
     last = len(sizes) - 2
-    if last < 1 or not all(isinstance(size, int) for size in sizes):
+    if last < 1 or not all(type(size) is int for size in sizes):
         raise Refused(f"only networks of dense layers with hidden units are covered; the sizes are {sizes}")
     ends = [tuple(map(float, interval)) for interval in structure["intervals"]]
     if ends[:-1] != [(0.0, math.inf)] * last or ends[-1] != (-math.inf, math.inf) or beta[-1] != 0:
@@ -279,7 +279,7 @@ class Checker:
 
     def form(self, index: Any) -> Form:
         """Return a proven form, or refuse."""
-        if not isinstance(index, int) or not 0 <= index < len(self.forms):
+        if type(index) is not int or not 0 <= index < len(self.forms):
             raise Refused(f"there are no multipliers of products number {index}")
         if index not in self.known:
             try:
@@ -295,7 +295,7 @@ class Checker:
         """Return the square of the radius that a certificate proves; zero or less if it proves none."""
         try:
             n_outputs, label = len(self.net.read_out.rows), certificate["label"]
-            if not isinstance(label, int) or not 0 <= label < n_outputs:
+            if type(label) is not int or not 0 <= label < n_outputs:
                 raise Refused(f"there is no output {label}")
             rivals = certificate["rivals"]
             missing = {str(j) for j in range(n_outputs) if j != label} ^ {*rivals}

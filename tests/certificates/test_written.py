@@ -21,9 +21,14 @@ import fuzz_inputs
 import lrrn
 from exact_distances import distance, programme
 from exact_numbers import Matrix, Refused, Vector, exact, smallest_eigenvalue
+from lrrn import datasets
 from lrrn.certificates.written import written_certificates
+from lrrn.persistence.shipped import shipped_models
+from lrrn.reports.proofs import written_proof
 from oracles import PlainNetwork, quadratic_of, random_input, random_network
 from repository import ROOT
+from small_estimators import blobs, classifier
+from tampered_proofs import TAMPERED
 
 SIZES = ((2, 3, 2), (3, 2, 3, 3), (4, 5, 3), (3, 2, 2, 2, 3))
 NEAR = (0.99, 0.6, 0.99, 0.3)
@@ -201,96 +206,6 @@ def test_vectors_are_exact():
 # --- tampering -------------------------------------------------------------------------------------------------------
 
 
-def nearest(certificate):
-    """A rival that has multipliers of its own."""
-    return next(given for given in certificate["rivals"].values() if "floor" in given)
-
-
-def raised(proof, certificate):
-    certificate["radius"] *= 1.001
-
-
-def negative_sigma(proof, certificate):
-    nearest(certificate)["sigma"] *= -1
-
-
-def negative_floor(proof, certificate):
-    given = nearest(certificate)
-    given["floor"][int(np.argmin(given["floor"]))] = -1e-9
-
-
-def negative_sign(proof, certificate):
-    given = nearest(certificate)
-    given["sign"][int(np.argmin(given["sign"]))] = -1e-9
-
-
-def negative_product(proof, certificate):
-    proof["forms"][0][0] *= -1
-
-
-def large_products(proof, certificate):
-    proof["forms"][0] = [2 * value for value in proof["forms"][0]]
-
-
-def other_floor(proof, certificate):
-    given = nearest(certificate)
-    given["floor"] = [1.1 * value + 0.01 for value in given["floor"]]
-
-
-def other_sign(proof, certificate):
-    given = nearest(certificate)
-    given["sign"] = [0.9 * value for value in given["sign"]]
-
-
-def moved_input(proof, certificate):
-    certificate["input"][0] += 0.5
-
-
-def other_label(proof, certificate):
-    label = certificate["label"]
-    certificate["label"] = (label + 1) % 3
-    certificate["rivals"][str(label)] = certificate["rivals"].pop(str((label + 1) % 3))
-
-
-def missing_rival(proof, certificate):
-    certificate["rivals"].popitem()
-
-
-def missing_sign(proof, certificate):
-    del nearest(certificate)["sign"]
-
-
-def no_number(proof, certificate):
-    certificate["radius"] = float("nan")
-
-
-def below_zero(proof, certificate):
-    certificate["radius"] = -1e-3
-
-
-def other_form(proof, certificate):
-    nearest(certificate)["form"] = 1
-
-
-TAMPERED = (
-    (raised, "claimed radius"),
-    (negative_sigma, "sigma must not be negative"),
-    (negative_floor, "floor must not be negative"),
-    (negative_sign, "sign must not be negative"),
-    (negative_product, "positive definite"),
-    (large_products, "positive definite"),
-    (other_floor, "claimed radius"),
-    (other_sign, "claimed radius"),
-    (moved_input, "claimed radius"),
-    (other_label, "claimed radius"),
-    (missing_rival, "every other output"),
-    (missing_sign, "not complete"),
-    (no_number, "not a finite number"),
-    (below_zero, "claimed radius"),
-    (other_form, "no multipliers of products"),
-)
-
-
 @pytest.mark.parametrize(("change", "reason"), TAMPERED, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_tampered_certificate_is_refused(example, change, reason):
     for k in range(3):
@@ -367,3 +282,32 @@ def test_other_networks_are_refused(tmp_path):
             written_certificates(net, random_input(2, 3))
         with pytest.raises(Refused, match="are covered"):
             checker_of(net, tmp_path, [])
+
+
+@pytest.mark.data
+def test_certificates_of_the_shipped_network_are_accepted_and_no_more():
+    model = shipped_models(ROOT / "models")["mnist-paper-a"]
+    try:
+        X, _ = datasets.load("mnist", "test")
+    except datasets.DataError:
+        pytest.skip("the images of MNIST are not at hand")
+    clf = lrrn.load(model.weights_path)
+    proof = json.loads(json.dumps(written_proof(model.weights_path, clf, X[:5])))
+    content = model.weights_path.read_bytes()
+    assert proof["weights"]["sha256"] == hashlib.sha256(content).hexdigest() and len(proof["certificates"]) == 5
+    checker = check_certificate.Checker(check_certificate.build(*check_certificate.read_weights(content)), proof["forms"])
+    radii = lrrn.certify(clf.network_, torch.from_numpy(X[:5]), "shared", guarantee="exact").radius
+    for certificate, radius in zip(proof["certificates"], radii, strict=True):
+        assert check_certificate.judge(checker, certificate)[0] is None
+        assert certificate["radius"] > 0.999 * float(radius)
+        assert check_certificate.judge(checker, {**certificate, "radius": 1.001 * certificate["radius"]})[0] is not None
+
+
+def test_models_whose_certificates_cannot_be_written_say_why(tmp_path):
+    X, y = blobs()
+    for options, text in (
+        ({"standardize": True}, "standardizes its inputs"),
+        ({"objective": "class_energy"}, "not a classifier"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            written_proof(tmp_path / "m", classifier(epochs=1, **options).fit(X, y), X)
