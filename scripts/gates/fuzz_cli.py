@@ -26,7 +26,7 @@ OPTIONS = {
     f"--image {' '.join(parameter.option for parameter in TABLE)} {COMMON}",
     "predict": "--output --radius --eps --method --target --drop --delimiter --data --split --limit --seed --device --json",
     "evaluate": "--target --drop --delimiter --data --split --eps --image --samples " + COMMON,
-    "certify": "--target --drop --delimiter --data --split --eps --limit --method --samples " + COMMON,
+    "certify": "--target --drop --delimiter --data --split --eps --limit --method --samples --export-proof " + COMMON,
     "attack": "--target --drop --delimiter --data --split --eps --limit --method --steps --restarts --clip " + COMMON,
     "export": "--lower --upper --error --dtype --overwrite --seed --device --json",
     "demo": COMMON,
@@ -35,11 +35,15 @@ OPTIONS = {
     "record": "--rows --seeds --stages --images --autoattack --budget --validation " + STUDY,
     "explore": "--samples --target --data --image --host --port --no-open --seed --device --json",
     "info": "--seed --device",
+    "models": "--seed --device --json",
+    "verify": "--images --ignore-digests --data --seed --device --json",
 }
 """Options of every command, except those of ``info`` that search all data on the machine."""
-FLAGS = "--overwrite --resume --quick --update --no-download --report-only --validation --no-open --radius".split()
+FLAGS = (
+    "--overwrite --resume --quick --update --no-download --report-only --validation --no-open --radius --ignore-digests".split()
+)
 FLAGS += [parameter.option for parameter in TABLE if parameter.type is bool]
-PLACES = "--json --page --log --checkpoint --samples --output --work --data".split()
+PLACES = "--json --page --log --checkpoint --samples --export-proof --output --work --data".split()
 LABOUR = "--epochs --pretrain-epochs --steps --restarts --limit --batch-size --max-sweeps".split()
 """Options for which a large number makes a command run long."""
 VALUES = {
@@ -134,6 +138,8 @@ class Arguments(Target):
             given.append(self.table(chance))
         if command == "reproduce":
             given.append(chance.choice(["table1", "all", "record", "tables"]))
+        if command == "verify":
+            given.append(chance.choice(["mnist-paper-a", "tables", ""]))
         if command == "record":
             given.append(chance.choice(["mnist", "kmnist_7011", "tables"]))
         known = OPTIONS[command].split()

@@ -24,7 +24,7 @@ import lrrn
 from lrrn import datasets
 from lrrn.datasets import cifar
 from lrrn.learning import Contrastive, Data, Settings, Trainer, checkpoint
-from lrrn.persistence import serialization
+from lrrn.persistence import published, serialization
 from lrrn.runtime import storage
 from lrrn.studies.record.earlier import FILE, earlier
 from lrrn.studies.record.record_report import brief, sections
@@ -297,6 +297,23 @@ class Checkpoint(Target):
         if str(path) not in str(error) or isinstance(error.__cause__, MemoryError):
             raise Undocumented(f"{type(error).__name__}: {error}") from error
         return "refused"
+
+
+@final
+class Radii(Target):
+    """``read_radii``: the published radii of a shipped model."""
+
+    name, share = "radii", 3
+
+    def __init__(self, folder: Path, canary: Path) -> None:
+        super().__init__(folder, canary)
+        path, y = folder / "valid.npz", np.arange(12) % 3
+        published.write_radii(path, published.publish(y, y, np.linspace(0, 1, 12), np.full(12, np.nan)))
+        self.valid = path.read_bytes()
+
+    def __call__(self, chance: Chance) -> str:
+        path = self.write("r.npz", inputs.damaged(self.valid, chance, self.valid))
+        return self.attempt(storage.FileFormatError, path, lambda: published.read_radii(path))
 
 
 @final

@@ -89,7 +89,7 @@ def run(mutant: Mutant, results: Connection) -> None:
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         copy = Path(folder)
-        for name in ("src", "tests"):
+        for name in ("src", "tests", "checker", "models", "scripts/gates"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.pyc", *stale(mutant.file)))
         shutil.copy(ROOT / "pyproject.toml", copy)
         target = copy / "src" / "lrrn" / mutant.file

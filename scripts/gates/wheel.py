@@ -25,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 PAGE = Path("src/lrrn/explore/page")
+SHIPPED = "src/lrrn/shipped_models/"
+"""Where a wheel has copies of some files of models/."""
 LIMIT = 300.0
 """Seconds that one command may take."""
 SESSION = """
@@ -48,6 +50,7 @@ again = lrrn.load("classifier.safetensors")
 assert np.array_equal(again.predict(X), clf.predict(X)) and np.array_equal(again.certified_radius(X[1::2]), radius)
 with open("wine.csv", "w", newline="") as file:
     csv.writer(file).writerows([[*data.feature_names, "wine"], *([*row, f"wine {label}"] for row, label in zip(X, y))])
+assert lrrn.load("mnist-paper-a").network_.sizes == (784, 64, 64, 10)
 print(f"{accuracy:.1%} right, median certified radius {np.median(radius):.2f}")
 """
 
@@ -136,12 +139,17 @@ def files_missing(wheel: Path, archive: Path) -> list[str]:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     tracked = {name for name in listed if (ROOT / name).is_file()}
     with zipfile.ZipFile(wheel) as content:
-        packed = {f"src/{name}" for name in content.namelist() if ".dist-info/" not in name}
+        names = {f"src/{name}" for name in content.namelist() if ".dist-info/" not in name}
+    shipped = {name for name in names if name.startswith(SHIPPED)}
+    packed = names - shipped
     with tarfile.open(archive) as content:
         sources = {name.partition("/")[2] for name in content.getnames()}
     package = {name for name in tracked if name.startswith("src/")}
     faults = [f"{name} is not in the wheel" for name in sorted(package - packed)]
     faults += [f"{name} is in the wheel and not tracked" for name in sorted(packed - package)]
+    copied = {name.replace(SHIPPED, "models/") for name in shipped}
+    faults += [f"{name} is in the wheel and not tracked" for name in sorted(copied - tracked)]
+    faults += [] if copied else ["no shipped model is in the wheel"]
     return faults + [f"{name} is not in the source distribution" for name in sorted(tracked - sources)]
 
 
@@ -184,6 +192,7 @@ def use_commands(scripts: Path, folder: Path) -> None:
     lrrn = scripts / "lrrn"
     help_text = run([lrrn, "--help"], folder)
     check([f"{name} is not listed" for name in ("train", "certify", "explore") if name not in help_text], "lrrn --help")
+    check([] if "mnist-paper-a" in run([lrrn, "models"], folder) else ["mnist-paper-a is not listed"], "lrrn models")
     run([lrrn, "train", "wine.csv", "--epochs", "10", "--output", "wine.safetensors", "--page", "wine.html"], folder)
     run([lrrn, "certify", "wine.safetensors", "wine.csv", "--json", "certified.json"], folder)
     written = ("wine.safetensors", "wine.html", "certified.json")

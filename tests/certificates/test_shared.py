@@ -86,7 +86,7 @@ def test_the_solution_is_the_best_of_its_kind(constraint, way):
                 ceiling=torch.where(dual.problem.two_sided, (terms.ceiling + scale * size * noise["ceiling"]), 0.0),
                 sign=torch.where(dual.problem.two_sided, 0.0, (terms.sign + scale * size * (noise["sign"] - 0.5)).clamp(min=0)),
             )
-            assert (dual._proven(sample, *question, moved) <= best * (1 + 1e-4) + 1e-9).all()
+            assert (dual.proven_by(sample, *question, moved) <= best * (1 + 1e-4) + 1e-9).all()
 
 
 @pytest.mark.parametrize("constraint", ["nonneg", "box", (-math.inf, 0.2)])

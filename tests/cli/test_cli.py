@@ -54,7 +54,7 @@ def iris(tmp_path):
 
 def test_help_names_every_command_and_option():
     commands = ("demo", "train", "predict", "evaluate", "certify", "attack", "export")
-    commands += ("reproduce", "record", "bench", "explore", "info")
+    commands += ("models", "verify", "reproduce", "record", "bench", "explore", "info")
     assert set(commands) <= set(runner.invoke(app, ["--help"]).output.split())
     for command in commands:
         output = runner.invoke(app, [command, "--help"], terminal_width=200).output

@@ -165,7 +165,7 @@ class SharedDual:
 
         ``lead`` holds the leads of ``label`` over ``rival``, above zero. A bound above ``goal`` need not be the largest.
         """
-        return self._proven(sample, label, rival, lead, self.terms(sample, label, rival, lead, goal))
+        return self.proven_by(sample, label, rival, lead, self.terms(sample, label, rival, lead, goal))
 
     def terms(self, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor, goal: float | Tensor = math.inf) -> Terms:
         """Return approximately optimal multipliers for the fixed multipliers of products."""
@@ -194,7 +194,8 @@ class SharedDual:
             torch.where(sides, 0.0, (lam * sample.low - of_w).clamp(min=0.0)),
         )
 
-    def _proven(self, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor, terms: Terms) -> Tensor:
+    def proven_by(self, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor, terms: Terms) -> Tensor:
+        """Return the bounds that given multipliers prove; those of products must be the shared ones."""
         problem, (c, d) = self.problem, self.slopes(label, rival)
         of_v, of_w = terms.slopes(sample)
         sigma = terms.sigma[:, None]

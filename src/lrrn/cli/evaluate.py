@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,7 +38,7 @@ from lrrn.cli.options import (
     Split,
     Target,
 )
-from lrrn.cli.output import check_distinct, errors_explained, publish, publish_audit, writable
+from lrrn.cli.output import check_distinct, console, errors_explained, publish, publish_audit, writable, write_text
 
 
 def evaluate(
@@ -87,6 +89,10 @@ def certify(
     limit: Limit = None,
     method: Method = "auto",
     samples: Samples = None,
+    export_proof: Annotated[
+        Path | None,
+        typer.Option(help="Write certificates of the exact label to this .json file, for checker/check_certificate.py."),
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     json_file: JsonFile = None,
@@ -98,14 +104,15 @@ def certify(
     """
     sizes, method = perturbation_sizes(eps), method_name(method)
     source = DataSource(data, split, root, target, drop, delimiter)
-    json_file, page, samples = writable(json_file), writable(page), writable(samples)
-    check_distinct((model, data, target), samples, json_file, page)
+    json_file, page, samples, export_proof = (writable(path) for path in (json_file, page, samples, export_proof))
+    check_distinct((model, data, target), samples, json_file, page, export_proof)
     check_model(model)
     where = device_name(device)
 
     from lrrn.estimators import LRRNRegressor
     from lrrn.reports import audit, intervals
     from lrrn.reports.pipelines import last_of
+    from lrrn.reports.proofs import written_proof
     from lrrn.runtime.ranks import joined
 
     with errors_explained(), joined(where) as ranks:
@@ -118,7 +125,11 @@ def certify(
             result = intervals.certify(model.name, fitted, rows, sizes, samples)
         else:
             result = audit.certify(model.name, fitted, rows, None, sizes, method, samples)
+        proof = None if export_proof is None or not ranks.is_main else written_proof(model, fitted, rows.everything()[0])
     if ranks.is_main:
+        if export_proof is not None and proof is not None:
+            write_text(export_proof, json.dumps(proof) + "\n")
+            console.print(f"{len(proof['certificates'])} certificates: {export_proof}")
         publish_audit(f"{model.name} on {data}", result, json_file, page, samples)
 
 

@@ -197,11 +197,11 @@ def train_and_test(
 
 
 def check_model(path: Path) -> None:
-    """Refuse a model's file that is not there."""
-    from lrrn.runtime.storage import check_readable
+    """Refuse a model that is neither a file nor the name of a shipped one."""
+    from lrrn.persistence.shipped import located
 
     with errors_explained():
-        check_readable(path)
+        located(path)
 
 
 def load_fitted(path: Path, source: DataSource, device: str, limit: int | None = None) -> tuple[Model, Rows]:

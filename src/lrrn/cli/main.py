@@ -11,6 +11,7 @@ import typer
 from lrrn import __version__
 from lrrn.cli.evaluate import attack, certify, evaluate
 from lrrn.cli.export import export
+from lrrn.cli.models import models, verify
 from lrrn.cli.predict import predict
 from lrrn.cli.studies import bench, record, reproduce
 from lrrn.cli.tour import demo, explore, info
@@ -21,7 +22,22 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (demo, train, predict, evaluate, certify, attack, export, reproduce, record, bench, explore, info):
+for command in (
+    demo,
+    train,
+    predict,
+    evaluate,
+    certify,
+    attack,
+    export,
+    models,
+    verify,
+    reproduce,
+    record,
+    bench,
+    explore,
+    info,
+):
     app.command()(command)
 
 

@@ -70,7 +70,9 @@ Samples = Annotated[
     ),
 ]
 
-SavedModel = Annotated[Path, typer.Argument(help="A model saved by lrrn train or lrrn.save.", metavar="MODEL")]
+SavedModel = Annotated[
+    Path, typer.Argument(help="A model saved by lrrn train or lrrn.save, or a name of lrrn models.", metavar="MODEL")
+]
 Eps = Annotated[str | None, typer.Option(help="Sizes of perturbations to certify, in the units of the data: 0.1,0.25,0.5.")]
 Method = Annotated[
     str,

@@ -33,7 +33,8 @@ def demo(
 
 def explore(
     model: Annotated[
-        Path | None, typer.Argument(help="A saved classifier or energy model of images.", metavar="[MODEL]")
+        Path | None,
+        typer.Argument(help="A saved classifier or energy model of images, or a name of lrrn models.", metavar="[MODEL]"),
     ] = None,
     samples: Annotated[
         str | None,

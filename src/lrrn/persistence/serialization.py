@@ -21,6 +21,7 @@ from lrrn.network.layers import Architecture, checked_architecture, layer_shapes
 from lrrn.network.solution import ON_FAILURE
 from lrrn.persistence import pipelines
 from lrrn.persistence.reference import PREFIX, Reference
+from lrrn.persistence.shipped import located
 from lrrn.persistence.values import plain, restored
 from lrrn.runtime import storage
 from lrrn.runtime.devices import to_dtype
@@ -95,6 +96,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEsti
     Parameters
     ----------
     path : path-like
+        A file, or the name of a shipped model (``lrrn models`` lists them), such as "mnist-paper-a". A file that exists wins.
     device : str, default="cpu"
         Device of the parameters.
 
@@ -105,12 +107,14 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> LRRN | LiftedEsti
     Raises
     ------
     FileNotFoundError
-        There is no such file.
+        There is no such file, and no shipped model of that name.
     FileFormatError
-        The file is truncated, damaged, of another format, a checkpoint, or from a newer release.
+        The file is truncated, damaged, of another format, a checkpoint, or from a newer release; or a shipped file does not
+        have the published digest.
     OSError
         The file cannot be read.
     """
+    path = located(path)
     kind, tensors, header = storage.read(path, "network", *ESTIMATORS, "pipeline")
     try:
         if kind == "network":
@@ -151,6 +155,7 @@ def load_reference(path: str | os.PathLike[str]) -> Reference | None:
     -------
     Reference or None
     """
+    path = located(path)
     _, tensors, header = storage.read(path, *ESTIMATORS)
     if "reference" not in header:
         return None

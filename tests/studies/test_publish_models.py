@@ -1,0 +1,67 @@
+"""Rows of the record become shipped models."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import publish_models
+import pytest
+
+from lrrn import LRRNClassifier, datasets
+from lrrn.persistence.published import read_radii
+from lrrn.persistence.serialization import save
+from lrrn.persistence.shipped import shipped_models
+from lrrn.reports.verification import verify
+from lrrn.studies.record.rows import Row
+from lrrn.studies.record.stages import _keep
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A folder as lrrn record leaves it, with 30 images attacked."""
+    folder = tmp_path / "row"
+    folder.mkdir()
+    X, y = datasets.load("digits", "train")
+    model = LRRNClassifier(hidden_sizes=(8,), epochs=6, random_state=0, device="cpu").fit(X, y)
+    save(model, folder / "model.safetensors")
+    facts = {"samples": len(X), "recipe": {"epochs": 6}, "parameters": 1, "seconds of training": 1.0}
+    facts |= {"device of training": "a machine", "versions": {"torch": "2", "numpy": "2"}}
+    (folder / "training.json").write_text(json.dumps(facts))
+    X, y = datasets.load("digits", "test")
+    distances = np.where(model.predict(X[:30]) == y[:30], 33.0, 0.0)
+    _keep(folder, "attack", distances, {"seconds": 1.0})
+    _keep(folder, "autoattack", np.where(distances[:10] > 0, 22.0, 0.0), {"seconds": 1.0})
+    return folder, model
+
+
+def test_a_published_row_can_be_verified(trained, tmp_path):
+    folder, model = trained
+    X, y = datasets.load("digits", "test")
+    models = tmp_path / "models"
+    for name in ("b", "a", "b"):
+        entry = publish_models.publish_row(name, Row("paper_a", "mnist"), folder, models, (X, y), commit="c0ffee")
+    assert [*shipped_models(models)] == ["a", "b"] and shipped_models(models)["b"] == entry
+    right = model.predict(X) == y
+    assert entry.accuracy == right.mean()
+    assert entry.certified["0.5"] == (right & (model.certified_radius(X, "shared") > 0.5)).mean()
+    radii = read_radii(entry.radii_path)
+    assert np.array_equal(np.isnan(radii.attack), ~right | (np.arange(len(X)) >= 30))
+    assert np.allclose(radii.attack[:10][right[:10]], 22) and np.allclose(radii.attack[10:30][right[10:30]], 33)
+    result = verify(entry, X, y, 20)
+    assert result.stands, result.sentence()
+    card = (models / "b.md").read_text()
+    assert all(text in card for text in (entry.sha256, "c0ffee", f"{entry.accuracy:.2%}", '"epochs": 6'))
+
+
+def test_files_too_large_for_the_repository_end_the_script(tmp_path, monkeypatch):
+    monkeypatch.setattr(publish_models, "MOST", 10)
+    (tmp_path / "a.safetensors").write_bytes(b"0" * 11)
+    with pytest.raises(SystemExit, match=r"a\.safetensors"):
+        publish_models.check_sizes(tmp_path)
+    monkeypatch.setattr(publish_models, "MOST_TOGETHER", 15)
+    (tmp_path / "a.safetensors").write_bytes(b"0" * 8)
+    publish_models.check_sizes(tmp_path)
+    (tmp_path / "b.safetensors").write_bytes(b"0" * 8)
+    with pytest.raises(SystemExit, match="all files together"):
+        publish_models.check_sizes(tmp_path)
