@@ -29,11 +29,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fuzz_cli import Arguments
-<<<<<<< HEAD
-from fuzz_targets import Checkpoint, Cifar, Csv, Earlier, Idx, Load, Npy, Npz, Parquet, Target, Undocumented
-=======
-from fuzz_targets import Checkpoint, Csv, Earlier, Idx, Load, Npy, Npz, Parquet, Radii, Target, Undocumented
->>>>>>> verify
+from fuzz_targets import Checkpoint, Cifar, Csv, Earlier, Idx, Load, Npy, Npz, Parquet, Radii, Target, Undocumented
 from lrrn.runtime import threads
 
 BLOCK = 250
@@ -45,11 +41,7 @@ SECONDS = 20
 
 def targets() -> list[type[Target]]:
     """Return the targets that are available on this machine: Parquet needs pyarrow."""
-<<<<<<< HEAD
-    known: list[type[Target]] = [Idx, Cifar, Npy, Npz, Parquet, Csv, Load, Checkpoint, Earlier, Arguments]
-=======
-    known: list[type[Target]] = [Idx, Npy, Npz, Parquet, Csv, Load, Checkpoint, Earlier, Radii, Arguments]
->>>>>>> verify
+    known: list[type[Target]] = [Idx, Cifar, Npy, Npz, Parquet, Csv, Load, Checkpoint, Earlier, Radii, Arguments]
     return [kind for kind in known if kind is not Parquet or importlib.util.find_spec("pyarrow")]
 
 

@@ -422,7 +422,7 @@ def test_samples_do_not_depend_on_each_other(narrow, monkeypatch):
     together = lrrn.certify(net, x, "shared").radius
     alone = torch.cat([lrrn.certify(net, row[None], "shared").radius for row in x])
     torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-9)
-    monkeypatch.setattr(module, "CHUNK", 1)
+    monkeypatch.setattr(module, "CHUNK", {"cpu": 1})
     assert form_of(net.energy_snapshot(torch.float64)).rows == 1
     torch.testing.assert_close(together, lrrn.certify(net, x, "shared").radius, rtol=1e-3, atol=1e-9)
 

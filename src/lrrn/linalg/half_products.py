@@ -1,7 +1,7 @@
 """Products with the Hessian of a network with convolutions in half precision, for solvers on a GPU.
 
-The layers of unknowns are stored apart, images with their channels last, as tensor cores want them. A convolution of stride s is
-one of stride 1 after every block of s x s pixels has become channels of one pixel, which is an isometry.
+The layers of unknowns are stored apart, images with their channels last, as tensor cores want them. A convolution of stride s
+is one of stride 1 after every block of s x s pixels has become channels of one pixel, which is an isometry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lrrn.linalg.operators import Conv2d, Dense, Operator, Pooled
 
 
 class HalfOperator(Protocol):
-    """An operator in half precision on images with their channels last, of shape (n, height, width, channels), or on vectors."""
+    """An operator in half precision, on images of shape (n, height, width, channels) or on vectors."""
 
     def apply(self, x: Tensor) -> Tensor:
         """Return A x."""

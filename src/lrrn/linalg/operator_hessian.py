@@ -194,7 +194,7 @@ class OperatorHessian:
 
 
 def start_vectors(n: int, dim: int, device: torch.device) -> Tensor:
-    """Return vectors of numbers from -1 to 1 that look random, of shape (n, dim); made on the device, as CUDA graphs require."""
+    """Return vectors of numbers from -1 to 1 that look random, of shape (n, dim); made on the device, as in CUDA graphs."""
     number = torch.arange(1, n * dim + 1, device=device, dtype=torch.float64)
     return ((number * 0.6180339887498949 + number.sqrt()) % 1 * 2 - 1).float().view(n, dim)
 

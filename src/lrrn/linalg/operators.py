@@ -216,8 +216,7 @@ class Conv2d:
         else:
             # rows and columns at the end that no kernel position reaches
             missed = [(length + 2 * self.padding - kernel) % self.stride for length in self.in_shape[1:]]
-            geometry = {"stride": self.stride, "padding": self.padding, "output_padding": missed}
-            images = functional.conv_transpose2d(maps, weight, **geometry)
+            images = functional.conv_transpose2d(maps, weight, None, self.stride, self.padding, missed)
         return images.reshape(len(y), math.prod(self.in_shape))
 
     @in_full_precision

@@ -1,8 +1,8 @@
 """Accelerated steps on a CUDA device for Hessians without a matrix: convolutions in half precision, with iterative refinement.
 
-As in :mod:`lrrn.solvers.half_precision`, each call computes a correction to z in units of the residual, from the gradient in full
-precision, and gains up to three digits. A step is the products of every layer, on tensor cores, and one pass over the unknowns.
-Nothing synchronises with the device.
+As in :mod:`lrrn.solvers.half_precision`, each call computes a correction to z in units of the residual, from the gradient in
+full precision, and gains up to three digits. A step is the products of every layer, on tensor cores, and one pass over the
+unknowns. Nothing synchronises with the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lrrn.linalg.operator_hessian import OperatorHessian
 from lrrn.qp import BoxQP
 from lrrn.runtime.devices import has_kernels
 from lrrn.solvers.base import once_per_hessian
-from lrrn.solvers.half_precision import FARTHEST, layer_or_own
+from lrrn.solvers.half_precision import FARTHEST, bounds_and_strides, layer_or_own
 
 ABOVE_ESTIMATE = 1.1
 """Factor from the estimated to the assumed largest eigenvalue of a Hessian without a matrix."""
@@ -71,28 +71,27 @@ class OperatorSteps:
         self._t = torch.ones(qp.n_samples, dtype=torch.float32, device=qp.q.device)
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
+        """Compute a correction and add it."""
         n, residual = len(z), self.check(qp, z)[1] if self._residual is None else self._residual
         size = residual.clamp(torch.finfo(z.dtype).tiny, 1e30)
         # of linear equations, the gradient is all that is left to do
         push = torch.float32 if qp.linear else torch.float16
         layers = [_Layer(n, units, push, z.device) for units in self._half.channels_and_pixels]
-        lo, hi = qp.lo.contiguous(), qp.hi.contiguous()
-        shared = [0 if len(bound) == 1 else qp.dim for bound in (lo, hi)]
-        offset, g = 0, g.contiguous()
+        (lo, hi), strides = bounds_and_strides(qp)
+        kernels, offset, g = _kernels(), 0, g.contiguous()
+        places = []
         for layer in layers:
-            arguments = (z, g, lo, hi, size, layer.push, layer.down, layer.up)
-            _kernels().enter[layer.tiles](*arguments, qp.dim, offset, *layer.units, *shared, CHANNELS=CHANNELS, PIXELS=PIXELS)
+            places.append((qp.dim, offset, *layer.units, *strides))
+            kernels.enter[layer.tiles](z, g, lo, hi, size, *layer.box, *places[-1], CHANNELS=CHANNELS, PIXELS=PIXELS)
             offset += layer.width
         if qp.linear:
             sweeps = -(-sweeps // 3)  # conjugate gradients need a third of the steps
             self._solve_equations(layers, size.float()[:, None], sweeps)
         else:
             self._relax(layers, size.float()[:, None], sweeps)
-        offset = 0
-        for layer in layers:
-            arguments = (z, lo, hi, size, layer.here, layer.down, layer.up)
-            _kernels().leave[layer.tiles](*arguments, qp.dim, offset, *layer.units, *shared, CHANNELS=CHANNELS, PIXELS=PIXELS)
-            offset += layer.width
+        for layer, place in zip(layers, places, strict=True):
+            moved = (layer.here, layer.down, layer.up)
+            kernels.leave[layer.tiles](z, lo, hi, size, *moved, *place, CHANNELS=CHANNELS, PIXELS=PIXELS)
         self._residual = None
         return torch.full((n,), sweeps, dtype=torch.int64, device=z.device)
 
@@ -150,14 +149,15 @@ class OperatorSteps:
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the same as :func:`lrrn.solvers.base.recompute`, with the products and one kernel."""
-        g, (lo, hi), parts = qp.hessian.matmul(z), (qp.lo.contiguous(), qp.hi.contiguous()), -(-qp.dim // WIDTH)
+        g, parts = qp.hessian.matmul(z), -(-qp.dim // WIDTH)
         sums = torch.empty((len(z), parts), dtype=torch.float64, device=z.device)
-        shared = [0 if len(bound) == 1 else qp.dim for bound in (lo, hi)]
-        _kernels().judge[len(z), parts](z, qp.q.contiguous(), lo, hi, g, sums, qp.dim, *shared, parts, WIDTH=WIDTH)
+        (lo, hi), strides = bounds_and_strides(qp)
+        _kernels().judge[len(z), parts](z, qp.q.contiguous(), lo, hi, g, sums, qp.dim, *strides, parts, WIDTH=WIDTH)
         self._residual = sums.sum(-1).sqrt()
         return g, self._residual
 
     def keep(self, rows: Tensor) -> None:
+        """Drop the state of other samples."""
         self._t = self._t[rows]
         if self._residual is not None:
             self._residual = self._residual[rows]

@@ -197,7 +197,7 @@ class Rows:
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
         kernels, shape = _kernels(), _row_shape(dim)
-        (lo, hi), strides = _bounds(qp)
+        (lo, hi), strides = bounds_and_strides(qp)
         capped = dim <= MOST_SQUARED and self._taken >= LONGEST
         self._taken += sweeps
         most = most_momentum(qp.matrix) if capped else self._t
@@ -240,7 +240,7 @@ class Equations:
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
         kernels, shape = _kernels(), _row_shape(dim)
-        (lo, hi), strides = _bounds(qp)
+        (lo, hi), strides = bounds_and_strides(qp)
         direction, left, moved = (torch.empty((n, dim), dtype=torch.float32, device=z.device) for _ in range(3))
         half, product = (torch.empty((n, dim), dtype=torch.float16, device=z.device) for _ in range(2))
         # squared norm of the remaining residual, and the factor by which the half-precision direction was divided
@@ -272,12 +272,12 @@ def _judged(qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
     n, dim = z.shape
     g = qp.hessian.matmul(z)
     residual = torch.empty(n, dtype=torch.float64, device=z.device)
-    (lo, hi), strides = _bounds(qp)
+    (lo, hi), strides = bounds_and_strides(qp)
     _kernels().judge[(n,)](z, qp.q.contiguous(), lo, hi, g, residual, dim, *strides, **_row_shape(dim))
     return g, residual
 
 
-def _bounds(qp: BoxQP) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+def bounds_and_strides(qp: BoxQP) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     """Return the bounds as contiguous arrays, and their row strides: 0 if all samples share the bounds."""
     lo, hi = qp.lo.contiguous(), qp.hi.contiguous()
     return (lo, hi), (0 if len(lo) == 1 else qp.dim, 0 if len(hi) == 1 else qp.dim)

@@ -76,8 +76,8 @@ def solve_fixed(qp: BoxQP, sweeps: int, *, tol: float, aim: float, start: Tensor
     """Solve by a fixed number of accelerated sweeps without synchronising with the device, as a CUDA graph requires.
 
     Arguments are as in :func:`solve`; samples that miss ``tol`` are flagged in the status. The target ``aim`` determines
-    the number of rounds: sweeps in half precision gain at most three digits before the residual must be recomputed. Convolutions
-    take fewer sweeps from a warm start.
+    the number of rounds: sweeps in half precision gain at most three digits before the residual must be recomputed. With
+    convolutions, fewer sweeps follow a warm start.
     """
     z = _cold_start(qp) if start is None else qp.project(start.to(qp.q)).contiguous()
     stepper = SOLVERS["accelerated"].begin(qp)
