@@ -122,9 +122,10 @@ bench: .venv-bench/.bench .venv-pcx/.pcx
 interpret: .venv/.test
 	.venv/$(PIP) --no-deps triton
 	TRITON_INTERPRET=1 .venv/bin/python -m pytest -q -n 2 --dist worksteal \
-		tests/solvers/test_accelerated.py tests/solvers/test_solver_contract.py tests/learning/test_triton_step.py \
+		tests/solvers/test_accelerated.py tests/solvers/test_half_operators.py tests/solvers/test_solver_contract.py \
+		tests/learning/test_triton_step.py \
 		tests/learning/test_flat_adam.py tests/learning/test_clock.py \
-		-k "accelerated or triton or kernel or adam or clock"
+		-k "accelerated or half or triton or kernel or adam or clock"
 	TRITON_DEFAULT_FP_FUSION=1 .venv/bin/python scripts/gates/compile_kernels.py
 
 # results that must not depend on the make of the processor, its BLAS, threads or versions

@@ -32,7 +32,7 @@ from lrrn.learning.objectives import Batch
 from lrrn.learning.step import Step
 from lrrn.learning.steps import triton
 from lrrn.network.policy import SolvePolicy
-from lrrn.solvers import accelerated, half_precision
+from lrrn.solvers import accelerated, half_operators, half_precision
 from lrrn.solvers.accelerated import Accelerated
 
 NETWORKS = [((784, 64, 64, 10), 10), ((784, 64, 64, 10), 256), ((784, 32, 32, 10), 10), ((784, 32, 32, 32, 10), 256)]
@@ -42,6 +42,8 @@ SOLVES = [
     *((units, 256, dtype) for units in (128, 200, 600, 2048, 8192) for dtype in (torch.float32, torch.float64)),
 ]
 """Numbers of units, batch sizes and dtypes of the solves to compile."""
+CONVOLUTIONS = [(torch.float32,), (torch.float64,)]
+"""Dtypes of the solves with convolutions to compile."""
 
 
 class NoDevice:
@@ -140,14 +142,28 @@ def solver(units: int, batch: int, dtype: torch.dtype) -> None:
             stepper.check(problem, z)
 
 
+def convolutional_solver(dtype: torch.dtype) -> None:
+    """Trigger the launches of solves with convolutions: a layer of images and a dense one, free phase and adjoint."""
+    sizes = ((3, 32, 32), lrrn.Conv(64, 8, 4), 600, 10)
+    net = lrrn.LRRN(sizes, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    energy = net.energy_snapshot(dtype)
+    qp = energy.free(torch.rand(4, 3072, dtype=dtype))
+    z = torch.zeros_like(qp.q)
+    for problem in (qp, energy.adjoint(z, torch.ones_like(z))):
+        stepper = Accelerated().begin(problem)
+        stepper.check(problem, z)
+        stepper.advance(problem, z, -problem.q, 3, torch.zeros(4, dtype=torch.float64))
+
+
 def compile_case(case: tuple[Any, ...], capability: int) -> tuple[str, int, int]:
     """Compile the kernels of a training step or of a solve; return their resources, their number, and how many failed."""
     compiled = Compiled(capability)
     driver.set_active(NoDevice(capability))
     JITFunction.__getitem__ = lambda function, grid: compiled.launch(function, grid)
-    for module in (half_precision, triton, flat_adam, clock):
+    for module in (half_precision, half_operators, triton, flat_adam, clock):
         module.has_kernels = lambda t: True
     accelerated.fits_on_chip, accelerated.fits_in_rows = half_precision.fits_on_chip, half_precision.fits_in_rows
+    accelerated.fits_operators = half_operators.fits_operators
     # products between kernels would only take time: some processors have no float16 arithmetic
     half_precision.largest_by_squaring = lambda a, *more, **named: torch.ones((), dtype=torch.float64)
     torch.mm = lambda a, b, out: out
@@ -156,6 +172,9 @@ def compile_case(case: tuple[Any, ...], capability: int) -> tuple[str, int, int]
             units, batch, dtype = case
             print(f"== {units} units, batch {batch}, {str(dtype).removeprefix('torch.')}")
             solver(units, batch, dtype)
+        elif case in CONVOLUTIONS:
+            print(f"== convolutions, {str(case[0]).removeprefix('torch.')}")
+            convolutional_solver(*case)
         else:
             sizes, batch, objective = case
             print(f"== {'-'.join(map(str, sizes))}, batch {batch}, {objective.__name__}")
@@ -169,7 +188,8 @@ def main() -> int:
     parser.add_argument("--capability", type=int, default=90, help="compute capability to compile for, such as 90 for Hopper")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many networks and solves at once")
     options = parser.parse_args()
-    cases = [(*network, objective) for network in NETWORKS for objective in (Contrastive, FreeEnergy)] + SOLVES
+    cases = [(*network, objective) for network in NETWORKS for objective in (Contrastive, FreeEnergy)]
+    cases += [*SOLVES, *CONVOLUTIONS]
     count = failed = 0
     with ProcessPoolExecutor(options.jobs) as pool:
         for text, kernels, failures in pool.map(compile_case, cases, [options.capability] * len(cases)):

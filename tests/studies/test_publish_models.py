@@ -54,6 +54,22 @@ def test_a_published_row_can_be_verified(trained, tmp_path):
     assert all(text in card for text in (entry.sha256, "c0ffee", f"{entry.accuracy:.2%}", '"epochs": 6'))
 
 
+def test_radii_of_the_record_are_published_lowered(trained, tmp_path):
+    folder, model = trained
+    X, y = datasets.load("digits", "test")
+    exact = model.certified_radius(X, "shared")
+    arguments = ("a", Row("paper_a", "mnist"), folder, tmp_path / "models", (X, y), ("cpu", True), "c0ffee")
+    with pytest.raises(SystemExit, match="0 radii of 450"):
+        publish_models.publish_row(*arguments)
+    _keep(folder, "radii-shared", exact, {"seconds": 1.0, "device": "a device"})
+    entry = publish_models.publish_row(*arguments)
+    radii = read_radii(entry.radii_path)
+    assert np.array_equal(radii.predicted, model.predict(X))
+    assert (radii.radius <= exact).all() and np.allclose(radii.radius, np.maximum(0.999 * exact - 5e-5, 0), atol=1e-6)
+    assert verify(entry, X, y, 20).stands
+    assert "one a device, lowered by 0.001 and 5e-05" in (tmp_path / "models" / "a.md").read_text()
+
+
 def test_files_too_large_for_the_repository_end_the_script(tmp_path, monkeypatch):
     monkeypatch.setattr(publish_models, "MOST", 10)
     (tmp_path / "a.safetensors").write_bytes(b"0" * 11)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, final
 
 import numpy as np
@@ -173,7 +174,7 @@ def _contradictions(
     }
     faults = [f"{text}: {_listed(which)}" for text, which in wrong.items() if which.any()]
     for size, share in {"0": model.accuracy, **model.certified}.items():
-        found = published.certified(float(size))
+        found = published.certified(float(Fraction(size)))
         if abs(found - share) > 1e-9:
             faults.append(f"the index states {share:.2%} at size {size} and the published radii give {found:.2%}")
     return faults

@@ -84,7 +84,7 @@ def leave(
     tl.store(z_ptr + row * dim + source, new, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k", "first"])
 def relax(
     product_ptr, ahead_ptr, here_ptr, push_ptr, down_ptr, up_ptr, step_ptr, scale_ptr, most_ptr, t_ptr, sums_ptr,
     n, units, identity, k, first, parts, farthest, PARTS: tl.constexpr, WIDTH: tl.constexpr,
@@ -124,7 +124,7 @@ def relax(
     tl.store(ahead_ptr + place, following.to(tl.float16), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def curve(
     product_ptr, direction_ptr, left_ptr, scale_ptr, curved_ptr, along_ptr, units, identity, first, parts, WIDTH: tl.constexpr
 ):
@@ -142,7 +142,7 @@ def curve(
     tl.store(along_ptr + row * parts + first + part, tl.sum(direction * left))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def descend(
     product_ptr, direction_ptr, left_ptr, here_ptr, free_ptr, step_ptr, scale_ptr, curved_ptr, along_ptr, size_ptr,
     units, identity, first, parts, PARTS: tl.constexpr, WIDTH: tl.constexpr,
