@@ -4,7 +4,7 @@
 
 The row must be trained in the work folder of ``lrrn record``; distances of attacks are taken from there if there are any.
 Radii are proven here, by the method that ``lrrn verify`` uses again. With --from-record they are those of the record, which
-may come from a GPU, lowered a little: on another machine a solve ends at another point within its tolerance, and may prove less.
+may come from a GPU, lowered a little: on another machine a solve ends at another point within its tolerance.
 """
 
 from __future__ import annotations
