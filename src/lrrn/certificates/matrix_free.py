@@ -25,6 +25,7 @@ from lrrn.linalg import verified
 from lrrn.linalg.operators import Operator
 from lrrn.qp import row_norms
 from lrrn.runtime.lazy import lazy, once_per_owner
+from lrrn.runtime.threads import blas_threads, over_rows
 
 CHUNK = {"cpu": 2**30, "cuda": 2**34}
 """Memory of a batch of samples, in bytes, by device."""
@@ -257,9 +258,24 @@ def matrix_free_radii(
     look = (radius > 0) & (radius < target_radius) & radius.isfinite()
     if not form.usable:
         return radius
-    for rows in look.nonzero().squeeze(1).split(form.rows):
-        sample = form.sample(z[rows], g[rows], g_error[rows])
-        radius[rows] = nearest_radii(form, sample, best[rows], known[rows], leads[rows], rates[rows, :, 1], target_radius)
+    todo = look.nonzero().squeeze(1)
+
+    def work(start: int, stop: int) -> None:
+        for rows in todo[start:stop].split(form.rows):
+            sample = form.sample(z[rows], g[rows], g_error[rows])
+            radius[rows] = nearest_radii(form, sample, best[rows], known[rows], leads[rows], rates[rows, :, 1], target_radius)
+
+    if z.device.type != "cpu" or len(todo) < 2:
+        work(0, len(todo))
+        return radius
+    form.solver.steps  # noqa: B018  once for all threads
+
+    def part(start: int, stop: int) -> None:
+        with torch.no_grad(), blas_threads(1):
+            work(start, stop)
+
+    # a thread per part of the samples, not per product: threads of BLAS would wait for each other on a busy machine
+    over_rows(part, len(todo), 1)
     return radius
 
 
