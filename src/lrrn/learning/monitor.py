@@ -121,8 +121,16 @@ class ConditionLimit:
             self.vector.copy_(hessian.matmul(self.vector / torch.linalg.vector_norm(self.vector).clamp_(min=1e-30)))
         # eigenvalues are at least a_0, and what exceeds it grows with the squares of the weights
         largest = torch.linalg.vector_norm(self.vector)
-        allowed = max(self._bound * hessian.smallest_eigenvalue() - discounts[0], 0.0)
-        factor = (allowed / (largest - discounts[0]).clamp(min=1e-30)).sqrt().clamp(max=1)
+        smallest = hessian.smallest_eigenvalue()
+        allowed = self._bound * smallest - discounts[0]
+        if allowed <= 0 and all(beta > 0 for beta in net.beta[1 : self._n_free]):
+            # smallest does not depend on the weights then, and only weights of zero would do
+            raise ValueError(
+                f"max_condition={self._bound:g} cannot be held: with gamma={net.gamma:g} and beta={net.beta}, the bound on the "
+                f"condition number is at least {discounts[0] / max(smallest, 1e-300):.3g} whatever the weights are. Raise "
+                "max_condition or gamma, or leave max_condition out"
+            )
+        factor = (max(allowed, 0.0) / (largest - discounts[0]).clamp(min=1e-30)).sqrt().clamp(max=1)
         for w in net.W[: self._n_free]:
             w.mul_(factor)
 
