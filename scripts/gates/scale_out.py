@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from lrrn import LRRN, LRRNClassifier, datasets
+from lrrn import LRRN, Conv, LRRNClassifier, datasets
 from lrrn.learning import (
     ClassEnergy,
     Contrastive,
@@ -40,6 +40,8 @@ from lrrn.runtime import ranks
 
 OBJECTIVES = (Contrastive(), FreeEnergy(), ClassEnergy(), SemiSupervised(1e-2), Margin(), CrossEntropy(), SquaredError())
 NETWORKS = ((784, 64, 64, 10), (784, 512, 512, 10))
+CONVOLUTIONS = ((1, 28, 28), Conv(16, kernel=5, stride=3), 10)
+"""A network of 1,024 hidden units, computed by products."""
 BATCHES = (10, 100, 1000, 8000)
 MESSAGES = (10**3, 10**4, 10**5, 10**6, 10**7)
 LINKS = {"this machine, measured": None, "10 Gbit/s, 25 us": (25e-6, 1.25e9), "100 Gbit/s, 5 us": (5e-6, 12.5e9)}
@@ -56,7 +58,7 @@ def images(n: int, dtype: torch.dtype = torch.float32) -> Data:
     return Data(x.to(dtype), functional.one_hot(label, 10).to(dtype), label)
 
 
-def network(sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> LRRN:
+def network(sizes: tuple[Any, ...], dtype: torch.dtype = torch.float32) -> LRRN:
     return LRRN(sizes, generator=torch.Generator().manual_seed(0), dtype=dtype)
 
 
@@ -91,20 +93,25 @@ def training(quick: bool) -> list[dict[str, Any]]:
 
 def throughput(quick: bool) -> list[dict[str, Any]]:
     """Time epochs of contrastive learning; the first is a warm-up, the fastest of the others counts."""
+    cases = [(sizes, batch) for sizes in NETWORKS[: 1 if quick else 2] for batch in (BATCHES[1:3] if quick else BATCHES)]
+    cases += [(CONVOLUTIONS, batch) for batch in (BATCHES[1:2] if quick else BATCHES[1:3])]
     records = []
-    for sizes in NETWORKS[:1] if quick else NETWORKS:
-        for batch in BATCHES[1:3] if quick else BATCHES:
-            samples = min(2000 if quick else 8000, 400 * batch)
-            trainer = Trainer(
-                network(sizes), Contrastive(), Settings(learning_rate=1e-3, batch_size=batch, epochs=2 if quick else 4)
-            )
-            history = trainer.fit(images(max(samples, batch)))
-            rate = max(record["samples_per_second"] for record in history[1:])
-            parameters = sum(p.numel() for p in trainer.net.parameters())
-            records.append(
-                {"network": "-".join(map(str, sizes)), "parameters": parameters, "batch": batch, "samples_per_second": rate}
-            )
+    for sizes, batch in cases:
+        most = 2000 if quick or sizes == CONVOLUTIONS else 8000
+        settings = Settings(learning_rate=1e-3, batch_size=batch, epochs=2 if quick else 4)
+        trainer = Trainer(network(sizes), Contrastive(), settings)
+        history = trainer.fit(images(max(min(most, 400 * batch), batch)))
+        rate = max(record["samples_per_second"] for record in history[1:])
+        parameters = sum(p.numel() for p in trainer.net.parameters())
+        records.append({"network": named(sizes), "parameters": parameters, "batch": batch, "samples_per_second": rate})
     return records
+
+
+def named(sizes: tuple[Any, ...]) -> str:
+    """Return the sizes of a network as they are printed."""
+    if sizes == CONVOLUTIONS:
+        return "28x28, 16 kernels of 5x5, stride 3, 10"
+    return "-".join(map(str, sizes))
 
 
 def communication(quick: bool) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from sklearn.base import clone
 
 import lrrn
 from lrrn import Conv, LRRNClassifier, LRRNEnergyModel, LRRNRegressor, datasets
+from repository import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +108,14 @@ def test_memory_is_proportional_to_the_batch_not_to_units_squared():
     # the matrix of the first layer alone has 1.2 GB, and the Hessian 42 GB in float32; ru_maxrss is in KiB here
     unit = 1 if sys.platform == "darwin" else 1024
     assert int(result.stdout) * unit < 1e9
+
+
+def test_the_example_of_mnist_reports_its_figures(monkeypatch):
+    spec = importlib.util.spec_from_file_location("mnist_convolution", ROOT / "examples" / "mnist_convolution.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    x = np.random.default_rng(0).random((60, 784), dtype=np.float32)
+    monkeypatch.setattr(example.datasets, "load", lambda name, split="train": (x, np.arange(60) % 3))
+    found = example.figures(epochs=1, limit=40, certified=5)
+    assert found["units"] == 490 and found["training images"] == 40 and 0 <= found["accuracy"] <= 1
+    assert 0 <= found["certified at 1.0"] <= found["certified at 0.5"] <= 1

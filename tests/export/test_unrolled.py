@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+import convolutions
 import lrrn
 from lrrn.export.rounding import Box, IterationError, Rounding, Stored
 from lrrn.export.splitting import InputMap, Splitting
@@ -52,6 +53,24 @@ def test_the_bound_holds_inside_the_box(kind, error, dtype):
     assert ((plain(x).double() - output).abs() <= plain.error_bound + slack).all()
     assert error is None or float(plain.error_bound.max()) <= error
     assert float(plain.error_bound.max()) < (1.0 if error else 5e-3 if dtype == torch.float32 else 1e-7)
+
+
+@pytest.mark.parametrize("unfolded", [False, True], ids=["products", "matrices"])
+def test_the_bound_holds_with_convolutions(unfolded, monkeypatch):
+    net = convolutions.network("then dense", monkeypatch, unfolded)
+    plain = lrrn.unroll(net, 0, 1, dtype=torch.float64)
+    x = inside(0, 1, 50, 64)
+    output, slack = exact_output(convolutions.dense_twin(net), x)
+    assert ((plain(x) - output).abs() <= plain.error_bound + slack).all()
+    assert float(plain.error_bound.max()) < 1e-7
+
+
+def test_large_convolutions_are_refused_before_any_work():
+    net = lrrn.LRRN(((3, 32, 32), lrrn.Conv(32, 5, stride=2), 10))
+    with pytest.raises(
+        ValueError, match=r"convolutions has 6,272; at most 4,096 are possible\. torch\.export of the network itself"
+    ):
+        lrrn.unroll(net, 0, 1)
 
 
 def test_the_box_holds_its_ends_when_they_are_rounded():

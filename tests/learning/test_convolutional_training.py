@@ -93,6 +93,16 @@ def test_a_trained_network_keeps_to_max_condition():
         Settings(max_condition=1.0)
 
 
+def test_a_bound_that_only_weights_of_zero_would_hold_is_refused():
+    net = lrrn.LRRN(((1, 8, 8), lrrn.Conv(4, 3), 6, 3), gamma=0.125)
+    x, y = torch.rand(20, 64), torch.arange(20) % 3
+    with pytest.raises(
+        ValueError, match=r"max_condition=9 cannot be held: with gamma=0\.125.* at least 10 whatever the weights"
+    ):
+        Trainer(net, Contrastive(), Settings(max_condition=9.0)).fit(Data(x, torch.nn.functional.one_hot(y, 3).float(), y))
+    assert all(w.detach().any() for w in net.W)
+
+
 def test_all_channels_of_an_image_are_shifted_together():
     one = torch.rand(50, 1, 4, 6, generator=torch.Generator().manual_seed(0))
     colour = torch.cat([one, 2 * one, 3 * one], 1)

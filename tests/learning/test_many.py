@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import convolutions
 from lrrn.learning import Contrastive, CrossEntropy, DivergenceError, Margin, Settings, Trainer, fit_many
 from small_training import blobs, small_net, weights
 
@@ -33,6 +34,29 @@ def test_each_ends_as_if_trained_alone(at_once):
     for net, case, history, trainer in zip(nets, cases, histories, trainers, strict=True):
         assert torch.equal(weights(net), trained_alone(*case, data))
         assert history is trainer.history and len(history) == 4
+
+
+@pytest.mark.parametrize("unfolded", [False, True], ids=["products", "matrices"])
+def test_convolutions_end_as_if_trained_alone(unfolded, monkeypatch):
+    data = blobs(n=40, d=64, k=4)
+    cases = [(Contrastive(), "sgd", 0.05), (Margin(adversarial_eps=0.1), "adam", 1e-2)]
+
+    def trainers() -> list[Trainer]:
+        return [
+            Trainer(
+                convolutions.network("pooled", monkeypatch, unfolded, torch.float32, scale=1.0),
+                objective,
+                replace(PLAIN, optimizer=optimizer, learning_rate=rate, max_condition=3.0, seed=seed),
+            )
+            for seed, (objective, optimizer, rate) in enumerate(cases)
+        ]
+
+    together, alone = trainers(), trainers()
+    fit_many(together, data, at_once=2)
+    for one, other in zip(alone, together, strict=True):
+        start = weights(one.net)
+        one.fit(data)
+        assert torch.equal(weights(other.net), weights(one.net)) and not torch.equal(weights(one.net), start)
 
 
 def test_each_may_have_data_and_a_score_of_its_own():

@@ -105,6 +105,7 @@ CONFIGURATIONS = [
     dict(optimizer="sgd", learning_rate=0.1),
     dict(optimizer="adam", learning_rate=0.01, schedule="one_cycle", reuse_activations=True),
     dict(optimizer="adamw", learning_rate=0.01, decoupled_weight_decay=0.1, max_weight_norm=1.2, schedule="cosine"),
+    dict(optimizer="adam", learning_rate=0.01, max_condition=20.0),
 ]
 
 

@@ -7,8 +7,10 @@ import torch
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, stack_module_state, vmap
 
+import convolutions
 from lrrn import LRRN
 from lrrn.energy.derivatives import activation_gradient, hessian_product
+from lrrn.linalg import operators
 from lrrn.network import SolvePolicy
 from lrrn.network.solution import raise_if_not_converged
 from oracles import random_input, random_network
@@ -151,3 +153,28 @@ def test_what_a_graph_cannot_hold_is_refused(x):
         torch.compile(net, fullgraph=True, backend="eager")(x, policy)
     with pytest.raises(Exception, match="transform LRRN outside of it"):
         torch.compile(lambda x: vmap(jacrev(net))(x), fullgraph=True, backend="eager")(x)
+
+
+@pytest.mark.parametrize("unfolded", [False, True], ids=["products", "matrices"])
+@pytest.mark.parametrize("name", ["two", "then dense"])
+def test_convolutions_in_one_graph(name, unfolded, monkeypatch):
+    torch._dynamo.reset()
+    net = convolutions.network(name, monkeypatch, unfolded)
+    images = convolutions.images(net, 3)
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    inputs = [images.clone().requires_grad_(), *net.parameters()]
+    here, there = (torch.autograd.grad(f(inputs[0]).square().sum(), inputs, allow_unused=True) for f in (net, compiled))
+    torch.testing.assert_close(compiled(images), net(images))
+    for a, b in zip(here, there, strict=True):
+        torch.testing.assert_close(torch.zeros_like(b) if a is None else a, torch.zeros_like(a) if b is None else b)
+
+
+@pytest.mark.parametrize("unfolded", [False, True], ids=["products", "matrices"])
+def test_tracing_convolutions_leaves_nothing_behind(unfolded, monkeypatch):
+    operators._kept_places.cache_clear()  # traced before any use
+    net = convolutions.network("pooled", monkeypatch, unfolded)
+    images = convolutions.images(net, 4)
+    program = torch.export.export(net, (images,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    assert any("lrrn.prediction" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(images[:2]), net(images[:2]))
+    torch.testing.assert_close(program.module()(images[:3]), convolutions.dense_twin(net)(images[:3].flatten(1)))

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import rank_worker as worker
 from lrrn.cli import app
 from lrrn.estimators import LRRNClassifier
+from lrrn.learning.monitor import condition_number
 from lrrn.runtime import ranks
 from lrrn.runtime.ranks import RankLostError, Ranks, joined
 from tolerances import rounding
@@ -65,11 +66,34 @@ def test_two_ranks_compute_the_gradient_of_one(two, objective, dtype, n):
     assert float((both - one).norm()) <= allowed
 
 
+@pytest.mark.parametrize("n", [1, 5, 64])
+@pytest.mark.parametrize("objective", worker.OBJECTIVES)
+@pytest.mark.parametrize("kind", ["matrices", "products"])
+def test_two_ranks_compute_the_gradient_of_one_with_convolutions(two, kind, objective, n):
+    one, both = worker.gradient(objective, "float64", n, kind, worker.TOL), two[1][f"{kind} {objective} {n}"]
+    assert float(one.norm()) > 0
+    # the residuals of two solves may both be as large as tol; contrastive gradients are a small difference of two phases
+    one_phase = float(worker.gradient("FreeEnergy", "float64", n, kind, worker.TOL).norm())
+    allowed = 2 * worker.TOL * condition_number(worker.network(kind=kind)) * max(float(one.norm()), one_phase)
+    assert float((both - one).norm()) <= allowed
+
+
+@pytest.mark.parametrize("name", ["matrices", "products"])
+def test_ranks_hold_the_condition_number_by_the_same_vector(two, name):
+    out, _ = two
+    first, second = out[f"vectors {name}"]
+    assert first == second and any(first[0])
+    assert condition_number(worker.start(name)) > 1.1 * worker.MAX_CONDITION
+    for record in out[f"history {name}"]:
+        # one step of the power iteration per update follows weights that change by a few per cent
+        assert 0.5 * worker.MAX_CONDITION < record["condition_number"] <= 1.2 * worker.MAX_CONDITION
+
+
 @pytest.mark.parametrize("name", worker.RUNS)
 def test_two_ranks_train_as_one_does(two, name):
     out, tensors = two
     alone = worker.training(name)
-    moved = worker.flat(alone.net) - worker.flat(worker.network())
+    moved = worker.flat(alone.net) - worker.flat(worker.start(name))
     assert float((tensors[f"trained {name}"] - worker.flat(alone.net)).norm() / moved.norm()) < 1e-3
     assert moved.norm() > 0.01
     # a loss is a difference of float32 energies of order one
@@ -104,7 +128,7 @@ def test_one_process_continues_what_two_ranks_began(two, folder, name):
     _, tensors = two
     there = worker.training(name, folder / f"half-{name}", resume=True)
     assert there.calls == [3]
-    moved = worker.flat(there.net) - worker.flat(worker.network())
+    moved = worker.flat(there.net) - worker.flat(worker.start(name))
     assert float((tensors[f"trained {name}"] - worker.flat(there.net)).norm() / moved.norm()) < 1e-3
     finished = worker.training(name, folder, resume=True)  # nothing left to do
     assert torch.equal(worker.flat(finished.net), tensors[f"trained {name}"])

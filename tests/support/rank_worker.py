@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from lrrn import LRRN, LRRNClassifier, load, save
+from lrrn import LRRN, Conv, LRRNClassifier, load, save
 from lrrn.datasets import open_table
 from lrrn.learning import Contrastive, CrossEntropy, Data, FreeEnergy, Margin, SemiSupervised, Settings, Trainer
 from lrrn.learning.losses import SquaredError
 from lrrn.learning.objectives import ClassEnergy
+from lrrn.network import layers
 from lrrn.reports.audit import certify
 from lrrn.reports.evaluation import evaluate
 from lrrn.runtime import ranks
@@ -37,6 +38,8 @@ OBJECTIVES = {
         SquaredError(),
     )
 }
+TOL = 1e-12
+"""Relative residual of the solves of networks with convolutions: then gradients differ by little more than rounding."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -48,34 +51,58 @@ def blobs(n: int, dtype: torch.dtype = torch.float32, weighted: bool = False, se
     return Data(x.to(dtype), functional.one_hot(label, 3).to(dtype), label, weight)
 
 
-def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> LRRN:
-    return LRRN((40, 16, 12, 3), generator=torch.Generator().manual_seed(seed), dtype=dtype)
+NETWORKS = {
+    "dense": ((40, 16, 12, 3), None),
+    "matrices": (((1, 5, 8), Conv(4, 3), 12, 3), None),
+    "products": (((1, 5, 8), Conv(4, 3), 12, 3), -1),
+}
+"""Sizes, and the largest number of units for which convolutions are computed as matrices, unless it is the usual one."""
+
+
+def network(dtype: torch.dtype = torch.float32, seed: int = 0, kind: str = "dense") -> LRRN:
+    sizes, units = NETWORKS[kind]
+    usual = layers.UNFOLDED_UNITS
+    layers.UNFOLDED_UNITS = usual if units is None else units
+    try:
+        return LRRN(sizes, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    finally:
+        layers.UNFOLDED_UNITS = usual
 
 
 def flat(net: LRRN) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
 
-def gradient(objective: str, dtype: str, n: int) -> torch.Tensor:
+def gradient(objective: str, dtype: str, n: int, kind: str = "dense", tol: float | None = None) -> torch.Tensor:
     """The gradient of the first step, whoever computed it."""
-    net = network(DTYPES[dtype])
-    trainer = Trainer(net, OBJECTIVES[objective], Settings(learning_rate=1e-6, batch_size=n, epochs=1))
+    net = network(DTYPES[dtype], kind=kind)
+    trainer = Trainer(net, OBJECTIVES[objective], Settings(learning_rate=1e-6, batch_size=n, epochs=1, tol=tol))
     trainer.fit(blobs(n, DTYPES[dtype], weighted=True))
     return trainer._flat.gradient.clone()
 
+
+MAX_CONDITION = 12.0
+"""Less than that of the networks with convolutions: it is enforced from the first step on."""
 
 RUNS = {
     "sgd": dict(optimizer="sgd", learning_rate=0.1),
     "adam": dict(optimizer="adam", learning_rate=0.01, reuse_activations=True, schedule="cosine"),
     "capped": dict(optimizer="adamw", learning_rate=0.01, decoupled_weight_decay=0.1, max_weight_norm=1.2, weight_decay=1e-4),
+    "matrices": dict(optimizer="adam", learning_rate=0.01, max_condition=MAX_CONDITION),
+    "products": dict(optimizer="adam", learning_rate=0.01, max_condition=MAX_CONDITION),
 }
+
+
+def start(name: str, seed: int = 0) -> LRRN:
+    """The network that a run begins with."""
+    return network(seed=seed, kind=name if name in NETWORKS else "dense")
 
 
 def training(name: str, folder: Path | None = None, stop_after: int | None = None, resume: bool = False) -> Trainer:
     """Three epochs over 49 samples in batches of 8: the last batch is one sample, which only one rank gets."""
     options = {} if folder is None else {"checkpoint": folder / f"{name}.ckpt", "log": folder / f"{name}.jsonl"}
     calls: list[int] = []
-    net = network(seed=7 * resume)
+    net = start(name, seed=7 * resume)
     trainer = Trainer(
         net,
         Contrastive(),
@@ -150,10 +177,14 @@ def worker(folder: Path) -> None:
     with ranks.joined("cpu") as team:
         out: dict = {"size": team.size, "part": [team.gather(list(range(n))[team.part(n)]) for n in (0, 1, 2, 7)]}
         tensors = {f"{o} {d} {n}": gradient(o, d, n) for o in OBJECTIVES for d in DTYPES for n in (1, 5, 64)}
+        for kind in ("matrices", "products"):
+            tensors |= {f"{kind} {o} {n}": gradient(o, "float64", n, kind, TOL) for o in OBJECTIVES for n in (1, 5, 64)}
         for name in RUNS:
             first, again = training(name, folder), training(name)
             tensors[f"trained {name}"] = flat(first.net)
             out[f"again {name}"] = torch.equal(flat(first.net), flat(again.net))
+            limit = first._step.condition
+            out[f"vectors {name}"] = team.gather(None if limit is None else limit.vector.tolist())
             out[f"calls {name}"] = team.gather(first.calls)
             out[f"history {name}"] = [{k: v for k, v in record.items() if "second" not in k} for record in first.history]
             stopped = folder / f"stopped-{name}"

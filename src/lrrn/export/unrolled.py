@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from lrrn.energy import LiftedEnergy
+from lrrn.energy.lifted import UNFOLDED_UNITS
 from lrrn.export.rounding import Box, IterationError, ReadOut, Stored, output_error
 from lrrn.export.splitting import InputMap, Splitting
 from lrrn.network import LRRN
@@ -91,7 +92,7 @@ def unroll(
     ----------
     model : LRRN, LRRNClassifier or LRRNRegressor
         A network, or a fitted estimator, whose scaling of features and targets becomes part of the result. The outputs of a
-        classifier are its scores.
+        classifier are its scores. With convolutions, at most 4,096 hidden units; images are given as rows.
     lower, upper : float or array of shape (d_0,)
         The box of inputs, in the units of the model's input.
     error : float, optional
@@ -118,7 +119,14 @@ def unroll(
         raise ValueError(f"error must be a positive number; got {error}")
     net, given, out_scale, out_offset, classes = _parts(model)
     box = _box(lower, upper, net.sizes[0], dtype)
-    energy = net.energy_snapshot(torch.float64).unfolded.to(torch.float64, "cpu")
+    energy = net.energy_snapshot(torch.float64)
+    if not energy.has_matrices:
+        raise ValueError(
+            f"unrolling needs a matrix of all hidden units, and this network with convolutions has {sum(energy.free_sizes):,}; "
+            f"at most {UNFOLDED_UNITS:,} are possible. torch.export of the network itself needs none; or take fewer channels "
+            "or a larger stride"
+        )
+    energy = energy.unfolded.to(torch.float64, "cpu")
     read_out = _read_out(energy, out_scale, out_offset)
     if energy.n_free == 0:
         return _accepted(_linear(read_out, given, box, dtype, classes), error)

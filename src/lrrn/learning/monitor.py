@@ -91,35 +91,46 @@ def condition_number(net: LRRN) -> float:
 class ConditionLimit:
     """Keeps the estimated condition number of H below a bound, by scaling down the hidden weights.
 
-    The largest eigenvalue is estimated by one step of a power iteration per call, whose vector persists; the smallest is
-    bounded by the structure. Nothing synchronises with a device.
+    The largest eigenvalue is estimated by one step of a power iteration per call; the smallest is bounded by the structure.
+    Nothing synchronises with a device.
+
+    Attributes
+    ----------
+    vector : Tensor of shape (1, dim)
+        Vector of the power iteration. It persists between calls, and is part of the state of a run.
     """
 
     def __init__(self, net: LRRN, bound: float) -> None:
         self._net, self._bound = net, bound
-        self._n_free = net.energy_now().n_free
-        self._vector: Tensor | None = None
+        energy = net.energy_now()
+        self._n_free = energy.n_free
+        generator = torch.Generator().manual_seed(0)
+        self.vector = torch.randn((1, sum(energy.free_sizes)), generator=generator).to(net.W[0].detach())
 
     @torch.no_grad()
-    def enforce(self) -> None:
-        """Scale the hidden weights if the estimate exceeds the bound."""
+    def enforce(self, steps: int = 1) -> None:
+        """Scale the hidden weights if the estimate exceeds the bound, after some steps of the power iteration."""
         net = self._net
         if self._n_free == 0:
             return
         operators = [layer.operator(w.detach()) for layer, w in zip(net.layers, net.W, strict=True)]
         discounts = [net.gamma**k for k in range(len(operators))]
         hessian = hessian_of(operators, discounts, net.beta, self._n_free, False)
-        steps = 1
-        if self._vector is None:
-            generator = torch.Generator().manual_seed(0)
-            self._vector, steps = torch.randn((1, hessian.dim), generator=generator).to(net.W[0]), FIRST_STEPS
         for _ in range(steps):
             # in place, as in a CUDA graph
-            self._vector.copy_(hessian.matmul(self._vector / torch.linalg.vector_norm(self._vector).clamp_(min=1e-30)))
+            self.vector.copy_(hessian.matmul(self.vector / torch.linalg.vector_norm(self.vector).clamp_(min=1e-30)))
         # eigenvalues are at least a_0, and what exceeds it grows with the squares of the weights
-        largest = torch.linalg.vector_norm(self._vector)
-        allowed = max(self._bound * hessian.smallest_eigenvalue() - discounts[0], 0.0)
-        factor = (allowed / (largest - discounts[0]).clamp(min=1e-30)).sqrt().clamp(max=1)
+        largest = torch.linalg.vector_norm(self.vector)
+        smallest = hessian.smallest_eigenvalue()
+        allowed = self._bound * smallest - discounts[0]
+        if allowed <= 0 and all(beta > 0 for beta in net.beta[1 : self._n_free]):
+            # smallest does not depend on the weights then, and only weights of zero would do
+            raise ValueError(
+                f"max_condition={self._bound:g} cannot be held: with gamma={net.gamma:g} and beta={net.beta}, the bound on the "
+                f"condition number is at least {discounts[0] / max(smallest, 1e-300):.3g} whatever the weights are. Raise "
+                "max_condition or gamma, or leave max_condition out"
+            )
+        factor = (max(allowed, 0.0) / (largest - discounts[0]).clamp(min=1e-30)).sqrt().clamp(max=1)
         for w in net.W[: self._n_free]:
             w.mul_(factor)
 

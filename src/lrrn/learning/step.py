@@ -14,7 +14,7 @@ from lrrn.learning.augment import flipped, shape_of_images, shifted
 from lrrn.learning.cuda_graph import CapturedSteps
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.flat_adam import FlatAdam, compiles, sgd_rule
-from lrrn.learning.monitor import ConditionLimit, layer_norms, start_vectors
+from lrrn.learning.monitor import FIRST_STEPS, ConditionLimit, layer_norms, start_vectors
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.learning.settings import Data, Settings
 from lrrn.learning.steps import GradientBackend, SeveralSteps, backends
@@ -37,6 +37,8 @@ class Step:
     ----------
     vectors : list of Tensor
         Vectors of the power iterations for ``max_weight_norm``.
+    condition : ConditionLimit or None
+        Control of the condition number by ``max_condition``.
     activations : Tensor of shape (n, dim) or None
         Warm starts of the solves, per sample.
     backend : str
@@ -51,7 +53,7 @@ class Step:
         self._rule: Rule | None = None
         self.optimizer = _optimizer(flat, settings)
         self.vectors = start_vectors(net)
-        self._condition = None if settings.max_condition is None else ConditionLimit(net, settings.max_condition)
+        self.condition = None if settings.max_condition is None else ConditionLimit(net, settings.max_condition)
         self.activations: Tensor | None = None
         self.backend = ""
 
@@ -149,7 +151,7 @@ class Step:
             and isinstance(self._backends[0], SeveralSteps)
             and (hasattr(self._objective, "row_norms") or not hasattr(self._objective, "project"))
             and self._settings.max_weight_norm is None
-            and self._condition is None
+            and self.condition is None
             and self._readable(data)
             and all(part is None or part.dtype == self._flat.vector.dtype for part in floats)
         )
@@ -212,10 +214,11 @@ class Step:
             self.optimizer.step()
         self.project()
 
-    def project(self, after_update: bool = False) -> None:
-        """Project the parameters onto the constraints: that of the objective, and the bound on weight norms.
+    def project(self, after_update: bool = False, first: bool = False) -> None:
+        """Project the parameters onto the constraints: that of the objective, and the bounds on weight norms and on H.
 
-        A compiled update has limited the norms of rows already.
+        A compiled update has limited the norms of rows already. The ``first`` estimate of the largest eigenvalue of H takes
+        more steps.
         """
         project = getattr(self._objective, "project", None)
         if project is not None and not (after_update and hasattr(self._objective, "row_norms")):
@@ -225,8 +228,8 @@ class Step:
             with torch.no_grad():
                 for w, norm in zip(self._net.W[:-1], layer_norms(self._net, self.vectors, 1)[:-1], strict=True):
                     w.mul_((cap / norm).clamp(max=1))
-        if self._condition is not None:
-            self._condition.enforce()
+        if self.condition is not None:
+            self.condition.enforce(FIRST_STEPS if first else 1)
 
     def capturable(self, data: Data) -> bool:
         """Whether a CUDA graph can contain a step: on a CUDA device, with solves and an objective that never synchronise."""
@@ -235,7 +238,7 @@ class Step:
             and bool(getattr(self._objective, "capturable", False))
             and self._net.energy_now().n_free > 0
             # eigenvalues of layers without reconstruction need proven norms, which are computed on the host
-            and ((self._net.is_dense and self._condition is None) or all(beta > 0 for beta in self._net.beta[1:-1]))
+            and ((self._net.is_dense and self.condition is None) or all(beta > 0 for beta in self._net.beta[1:-1]))
             and self._net.solver in ("auto", "accelerated")
             and len(data) >= self._settings.batch_size
         )

@@ -147,7 +147,7 @@ class Trainer:
         with one_thread(), self._flat.attached(), interruptible:
             if not (resume and self._resume(identity)):
                 self._ranks.copy_main(self._flat.vector)
-                self._step.project()
+                self._step.project(first=True)
             self._step.begin()
             self._run, self._counts = identity, SolveCounts()
             self._policy = self._step.policy(self._counts)
@@ -361,6 +361,7 @@ class Trainer:
             "parameter": [p.detach() for p in self.net.parameters()],
             "best": self._early.best,
             "vector": self._step.vectors,
+            "condition": [] if self._step.condition is None else [self._step.condition.vector],
             "activations": [] if self._step.activations is None else [self._step.activations],
         }
 

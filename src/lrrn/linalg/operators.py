@@ -279,11 +279,12 @@ class Conv2d:
     def dense(self) -> Tensor:
         """Gather the entries of the kernels that stand at every place of the matrix."""
         weight = self.weight
-        places = _places(tuple(weight.shape), self.in_shape, self.out_shape, self.stride, self.padding, weight.device)
+        # tensors of a graph that is traced have no values, and must not be kept for later calls
+        places_of = _places if torch.compiler.is_compiling() else _kept_places
+        places = places_of(tuple(weight.shape), self.in_shape, self.out_shape, self.stride, self.padding, weight.device)
         return torch.cat([weight.reshape(-1), weight.new_zeros(1)])[places]
 
 
-@lru_cache(maxsize=8)
 def _places(
     weight: tuple[int, ...],
     below: tuple[int, int, int],
@@ -303,6 +304,9 @@ def _places(
             up, down, start, end = max(top, 0), min(top + kernel, height), max(left, 0), min(left + kernel, width)
             places[:, i, j, :, up:down, start:end] = number[:, :, up - top : down - top, start - left : end - left]
     return places.view(math.prod(above), math.prod(below)).to(device)
+
+
+_kept_places = lru_cache(maxsize=8)(_places)
 
 
 @final
