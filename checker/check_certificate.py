@@ -52,7 +52,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 import struct
 import sys
@@ -63,7 +62,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-from exact_numbers import BITS, Matrix, Refused, Vector, exact, factor, gram, smallest_eigenvalue
+from exact_numbers import BITS, Matrix, Refused, Vector, exact, factor, gram, read_json, smallest_eigenvalue
 
 RAISED = Fraction(1001, 1000)
 """Every certificate is also tried with this multiple of the radius that the checker finds, which must be refused."""
@@ -94,9 +93,9 @@ def read_weights(content: bytes) -> tuple[dict[str, Any], dict[str, tuple[list[i
     """Return the structure of a network and its tensors, as shapes and flat lists, from the bytes of a safetensors file."""
     try:
         (length,) = struct.unpack("<Q", content[:8])
-        header, start = json.loads(content[8 : 8 + length]), 8 + length
-        envelope = json.loads(header.pop("__metadata__")["lrrn"])
-        structure = envelope["header"] if envelope["kind"] == "network" else envelope["header"]["network"]
+        header, start = read_json(content[8 : 8 + length]), 8 + length
+        envelope = read_json(header.pop("__metadata__")["lrrn"])
+        structure = plain_network(envelope["kind"], envelope["header"])
         tensors = {}
         for name, entry in header.items():
             code, size = {"F32": ("f", 4), "F64": ("d", 8)}[entry["dtype"]]
@@ -105,17 +104,31 @@ def read_weights(content: bytes) -> tuple[dict[str, Any], dict[str, tuple[list[i
             if count != math.prod(entry["shape"]) or start + end > len(content):
                 raise ValueError(f"{name} does not fit its shape")
             tensors[name] = entry["shape"], list(struct.unpack_from(f"<{count}{code}", content, start + begin))
-    except (KeyError, TypeError, ValueError, struct.error) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, struct.error) as error:
         raise Refused(f"the weights cannot be read: {error!r}") from error
     return structure, tensors
+
+
+def plain_network(kind: str, header: dict[str, Any]) -> dict[str, Any]:
+    """Return the structure of a network, or of a classifier that is nothing but the network's largest output."""
+    if kind == "network":
+        return header
+    if kind != "classifier":
+        raise Refused(f"only networks and classifiers are covered, not files of kind {kind!r}")
+    parameters, attributes = (dict(header[name]["items"]) for name in ("parameters", "attributes"))
+    if parameters.get("objective") == "class_energy":
+        raise Refused("its label is that of least energy, not of the largest output")
+    if attributes["scale_in_"] != 1 or any(attributes["offset_in_"]["array"]):
+        raise Refused("it standardizes its inputs")
+    return header["network"]
 
 
 def build(structure: dict[str, Any], tensors: dict[str, tuple[list[int], list[float]]]) -> Network:
     """Return the quadratic programme of a network with dense layers, hidden units at least zero and a linear read-out."""
     sizes, beta = structure["sizes"], structure["beta"]
     last = len(sizes) - 2
-    if last < 1 or not all(type(size) is int for size in sizes):
-        raise Refused(f"only networks of dense layers with hidden units are covered; the sizes are {sizes}")
+    if last < 1 or not all(type(size) is int for size in sizes) or sizes[-1] < 2:
+        raise Refused(f"only networks of dense layers with hidden units and several outputs are covered; the sizes are {sizes}")
     ends = [tuple(map(float, interval)) for interval in structure["intervals"]]
     if ends[:-1] != [(0.0, math.inf)] * last or ends[-1] != (-math.inf, math.inf) or beta[-1] != 0:
         raise Refused("only hidden units that are at least zero and a free read-out without reconstruction are covered")
@@ -313,13 +326,13 @@ class Checker:
                     rest = shared[number] = shared.get(number) or sample.without_lead(form, certificate)
                 squares.append(sample.bound(form, (label, int(j)), given["sigma"], rest))
             return min(squares)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise Refused(f"the certificate is not complete: {error!r}") from error
 
 
 def accepts(square: Fraction, radius: Fraction) -> bool:
-    """Whether a radius is proven by the square of a proven one."""
-    return 0 <= radius and radius * radius <= square
+    """Whether a radius above zero is proven by the square of a proven one."""
+    return 0 < radius and radius * radius <= square
 
 
 def root_below(square: Fraction) -> Fraction:
@@ -332,7 +345,8 @@ def judge(checker: Checker, certificate: Any) -> tuple[str | None, float, bool]:
     try:
         square = checker.square(certificate)
         claimed = Fraction(exact([certificate.get("radius")], 1, "the radius").dot(Vector([1], 0)))
-    except Refused as reason:
+        float(claimed)
+    except (Refused, OverflowError) as reason:
         return str(reason), 0.0, True
     proven = root_below(square) if square > 0 else Fraction(0)
     refused = not accepts(square, proven * RAISED) or proven == 0
@@ -350,12 +364,14 @@ def main() -> int:
     options = parser.parse_args()
     start = time.perf_counter()
     try:
-        content, proof = options.weights.read_bytes(), json.loads(options.proof.read_bytes())
+        content, proof = options.weights.read_bytes(), read_json(options.proof.read_bytes())
         digest, stated = hashlib.sha256(content).hexdigest(), proof["weights"]["sha256"]
         if digest != stated and not options.ignore_digest:
             raise Refused(f"the certificates are for weights with SHA-256 {stated}; {options.weights} has {digest}")
         checker, certificates = Checker(build(*read_weights(content)), proof["forms"]), proof["certificates"]
-    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, Refused) as error:
+        if not isinstance(certificates, list):
+            raise Refused("the certificates are not a list")
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, Refused) as error:
         print(f"refused: {error}")
         return 1
     accepted = raised = 0

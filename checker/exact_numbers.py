@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,6 +15,18 @@ BITS = 96
 
 class Refused(Exception):
     """A certificate, or a file, proves nothing; the message says why."""
+
+
+def read_json(text: bytes | str) -> Any:
+    """Read JSON in which no key is repeated."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise Refused("a key is repeated")
+        return found
+
+    return json.loads(text, object_pairs_hook=unique)
 
 
 @dataclass(frozen=True)

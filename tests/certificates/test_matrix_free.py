@@ -422,7 +422,7 @@ def test_samples_do_not_depend_on_each_other(narrow, monkeypatch):
     together = lrrn.certify(net, x, "shared").radius
     alone = torch.cat([lrrn.certify(net, row[None], "shared").radius for row in x])
     torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-9)
-    monkeypatch.setattr(module, "CHUNK", {"cpu": 1})
+    monkeypatch.setattr(module, "CHUNK", 1)
     assert form_of(net.energy_snapshot(torch.float64)).rows == 1
     torch.testing.assert_close(together, lrrn.certify(net, x, "shared").radius, rtol=1e-3, atol=1e-9)
 
@@ -472,3 +472,11 @@ def test_bounds_are_given_up_where_beta_is_out_of_proportion():
         assert hessian_floor(Layers((1.0, 10.0), (1.0, beta), (1.0, 1.2))) <= 0.5
     assert hessian_floor(Layers((1.0, 10.0), (1.0, 1e18), (1.0, 1.2))) == 0.0
     assert form_floor(Layers((1.0,), (1.0,), (1e200,)), (1.0,)) == 0.0
+
+
+def test_radii_in_inference_mode_are_the_same():
+    net = random_network((8, 300, 3), beta=(1.0, 0.0), scale=2.0)
+    x = random_input(6, 8)
+    with torch.inference_mode():
+        radius = lrrn.certify(net, x, "shared").radius
+    assert torch.equal(radius, lrrn.certify(net, x, "shared").radius) and (radius > 0).all()

@@ -263,8 +263,31 @@ def test_the_program_accepts_refuses_and_compares_digests(example, tmp_path):
     assert status == 1 and proof["weights"]["sha256"] in text and "accepted" not in text
     status, text = run(proof, tmp_path / "other.safetensors", tmp_path, "--ignore-digest")
     assert status == 1 and "certificate 0 is refused" in text
-    status, text = run({**proof, "certificates": []}, path, tmp_path)
-    assert status == 1
+    for certificates in ([], 5, [{**proof["certificates"][0], "radius": radius} for radius in (10**400, 0, 0.0)]):
+        status, text = run({**proof, "certificates": certificates}, path, tmp_path)
+        assert status == 1 and ("refused: " in text or text.count("is refused") == len(certificates))
+        assert "accepted" not in text or "0 of" in text
+    # the last of two keys would win
+    (tmp_path / "proof.json").write_text(json.dumps(proof).replace('"radius": ', '"radius": 1000.0, "radius": ', 1))
+    command = [sys.executable, "-S", ROOT / "checker" / "check_certificate.py", tmp_path / "proof.json", path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "a key is repeated" in done.stdout
+
+
+def test_classifiers_that_are_more_than_their_network_are_refused(tmp_path):
+    X, y = blobs()
+    for options, text in (({"standardize": True}, "standardizes"), ({"objective": "class_energy"}, "least energy"), ({}, None)):
+        model = classifier(epochs=1, **options).fit(X, y)
+        lrrn.save(model, tmp_path / "model.safetensors")
+        content = (tmp_path / "model.safetensors").read_bytes()
+        if text is None:
+            assert check_certificate.read_weights(content)[0]["sizes"] == list(model.network_.sizes)
+            continue
+        with pytest.raises(Refused, match=text):
+            check_certificate.read_weights(content)
+    lrrn.save(lrrn.LRRNRegressor(hidden_sizes=(3,), epochs=1).fit(X, y), tmp_path / "model.safetensors")
+    with pytest.raises(Refused, match="not files of kind 'regressor'"):
+        check_certificate.read_weights((tmp_path / "model.safetensors").read_bytes())
 
 
 def test_the_checker_imports_the_standard_library_alone():

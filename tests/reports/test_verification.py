@@ -80,6 +80,8 @@ def test_an_index_that_states_more_than_the_radii_give_is_refused(entry, data):
     for change in (
         {"accuracy": entry.accuracy + 0.01},
         {"certified": {**entry.certified, "0.5": entry.certified["0.5"] + 0.01}},
+        {"accuracy": 0.99, "certified": {"0": entry.accuracy, **entry.certified}},
+        {"accuracy": float("nan")},
     ):
         faults = verify(replace(entry, **change), *data, 5).mathematics
         assert len(faults) == 1 and "the index states" in faults[0]

@@ -98,3 +98,11 @@ def test_tolerances_beyond_single_precision(monkeypatch, kernels):
     x = torch.rand((3, energy.sizes[0]), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(kernels)
     found = solve(energy.free(x), solver="accelerated", tol=1e-13)
     assert found.converged.all() and found.residual.max() <= 1e-13 * energy.free(x).scale.max()
+
+
+def test_a_sample_without_anything_to_solve(monkeypatch, kernels):
+    energy = energy_of("one", monkeypatch, torch.float64, kernels)
+    v = torch.randn((2, sum(energy.free_sizes)), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(kernels)
+    v[1] = 0
+    found = solve_fixed(energy.adjoint(torch.ones_like(v), v), 48, tol=1e-4, aim=1e-6)
+    assert found.converged.all() and (found.z[1] == 0).all()

@@ -25,10 +25,10 @@ from lrrn.linalg import verified
 from lrrn.linalg.operators import Operator
 from lrrn.qp import row_norms
 from lrrn.runtime.lazy import lazy, once_per_owner
-from lrrn.runtime.threads import blas_threads, over_rows
+from lrrn.runtime.threads import blas_threads, over_rows, workers
 
-CHUNK = {"cpu": 2**30, "cuda": 2**34}
-"""Memory of a batch of samples, in bytes, by device."""
+CHUNK, CHUNK_CUDA = 2**30, 2**34
+"""Memory of a batch of samples, in bytes, on the CPU and, at most and if half of it is free, on a GPU."""
 PER_UNIT = 400
 """Bytes per sample and per unit or input: vectors in use at once."""
 WIDE, WIDE_DEEP = 256, 1024
@@ -142,7 +142,8 @@ class MatrixFreeForm:
     @property
     def rows(self) -> int:
         """Samples per batch."""
-        return max(1, CHUNK[self.lam.device.type] // (PER_UNIT * (len(self.lam) + self.inputs)))
+        memory = min(CHUNK_CUDA, torch.cuda.mem_get_info(self.lam.device)[0] // 2) if self.lam.is_cuda else CHUNK
+        return max(1, memory // (PER_UNIT * (len(self.lam) + self.inputs)))
 
     @lazy
     def solver(self) -> MatrixFreeSolver:
@@ -260,19 +261,20 @@ def matrix_free_radii(
         return radius
     todo = look.nonzero().squeeze(1)
 
-    def work(start: int, stop: int) -> None:
-        for rows in todo[start:stop].split(form.rows):
+    def work(start: int, stop: int, at_once: int) -> None:
+        for rows in todo[start:stop].split(at_once):
             sample = form.sample(z[rows], g[rows], g_error[rows])
             radius[rows] = nearest_radii(form, sample, best[rows], known[rows], leads[rows], rates[rows, :, 1], target_radius)
 
     if z.device.type != "cpu" or len(todo) < 2:
-        work(0, len(todo))
+        work(0, len(todo), form.rows)
         return radius
     form.solver.steps  # noqa: B018  once for all threads
+    at_once, inference = max(1, form.rows // workers()), torch.is_inference_mode_enabled()
 
     def part(start: int, stop: int) -> None:
-        with torch.no_grad(), blas_threads(1):
-            work(start, stop)
+        with torch.inference_mode(inference), torch.no_grad(), blas_threads(1):
+            work(start, stop, at_once)
 
     # a thread per part of the samples, not per product: threads of BLAS would wait for each other on a busy machine
     over_rows(part, len(todo), 1)

@@ -88,6 +88,8 @@ def restore(
     for name, group in groups.items():
         for i, t in enumerate(group):
             stored = tensors.get(f"{name}/{i}")
+            if stored is None and name == "condition":
+                continue  # older checkpoints do not have it; steps estimate it anew
             if stored is None or stored.shape != t.shape or stored.dtype != t.dtype:
                 raise _damaged(path, f"its {name} {i} is not a {t.dtype} tensor of shape {tuple(t.shape)}")
             pairs.append((t, stored))

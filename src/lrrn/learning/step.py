@@ -238,7 +238,10 @@ class Step:
             and bool(getattr(self._objective, "capturable", False))
             and self._net.energy_now().n_free > 0
             # eigenvalues of layers without reconstruction need proven norms, which are computed on the host
-            and ((self._net.is_dense and self.condition is None) or all(beta > 0 for beta in self._net.beta[1:-1]))
+            and (
+                (self._net.is_dense and self.condition is None)
+                or all(beta > 0 for beta in self._net.beta[1 : self._net.energy_now().n_free])
+            )
             and self._net.solver in ("auto", "accelerated")
             and len(data) >= self._settings.batch_size
         )

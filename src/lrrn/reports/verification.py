@@ -168,14 +168,14 @@ def _contradictions(
     wrong = {
         "labels predicted here differ": labels != published.predicted[:n],
         "labels of the data set differ": true != published.true[:n],
-        f"fresh radii are below {SHARE:g} of the published ones": radii < SHARE * claimed[:n],
-        "attacks succeed inside a published radius": distances < claimed[:n],
+        f"fresh radii are below {SHARE:g} of the published ones": ~(radii >= SHARE * claimed[:n]),
+        "attacks succeed inside a published radius": ~(distances >= claimed[:n]),
         "published attacks are inside a published radius": published.attack < claimed,
     }
     faults = [f"{text}: {_listed(which)}" for text, which in wrong.items() if which.any()]
-    for size, share in {"0": model.accuracy, **model.certified}.items():
+    for size, share in [("0", model.accuracy), *model.certified.items()]:
         found = published.certified(float(Fraction(size)))
-        if abs(found - share) > 1e-9:
+        if not abs(found - share) <= 1e-9:
             faults.append(f"the index states {share:.2%} at size {size} and the published radii give {found:.2%}")
     return faults
 

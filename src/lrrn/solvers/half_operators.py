@@ -22,6 +22,8 @@ from lrrn.solvers.half_precision import FARTHEST, bounds_and_strides, layer_or_o
 
 ABOVE_ESTIMATE = 1.1
 """Factor from the estimated to the assumed largest eigenvalue of a Hessian without a matrix."""
+SMALLEST = 1e-30
+"""Smallest size of a residual that corrections are measured in; a float32 number, as its inverse."""
 WIDTH = 1024
 """Units per program of a pass over a layer."""
 CHANNELS, PIXELS = 32, 64
@@ -73,7 +75,7 @@ class OperatorSteps:
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         """Compute a correction and add it."""
         n, residual = len(z), self.check(qp, z)[1] if self._residual is None else self._residual
-        size = residual.clamp(torch.finfo(z.dtype).tiny, 1e30)
+        size = residual.clamp(SMALLEST, 1 / SMALLEST)
         # of linear equations, the gradient is all that is left to do
         push = torch.float32 if qp.linear else torch.float16
         layers = [_Layer(n, units, push, z.device) for units in self._half.channels_and_pixels]
