@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from lrrn.estimators import LRRNClassifier
 from lrrn.persistence.published import Published, publish, write_radii
@@ -29,7 +28,7 @@ from lrrn.runtime.threads import blas_threads
 from lrrn.studies.record.data import compared_at, sizes_of
 from lrrn.studies.record.recipes import OURS, rows_of
 from lrrn.studies.record.rows import Row, images
-from lrrn.studies.record.stages import ATTACK, AUTOATTACK, is_trained, kept, training_facts
+from lrrn.studies.record.stages import ATTACK, AUTOATTACK, RIGHT, is_trained, kept, training_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {
@@ -84,7 +83,7 @@ def publish_row(
     """
     models.mkdir(parents=True, exist_ok=True)
     X, y = test
-    predicted, radius, proof = certified(folder, X, *proofs)
+    predicted, radius, proof = certified(folder, X, y, *proofs)
     results = publish(predicted, y, radius, nearest_attacks(folder, predicted, y))
     weights, radii = models / f"{name}.safetensors", models / f"{name}.radii.npz"
     plain = load(folder / "model.safetensors", "cpu")
@@ -113,31 +112,32 @@ def publish_row(
     return entry
 
 
-def certified(folder: Path, X: Any, device: str, from_record: bool) -> tuple[Any, Any, dict[str, Any]]:
+def certified(folder: Path, X: Any, y: Any, device: str, from_record: bool) -> tuple[Any, Any, dict[str, Any]]:
     """Return predicted labels, radii, and where and how fast they were proven."""
     model = load(folder / "model.safetensors", device)
     assert isinstance(model, LRRNClassifier)
-    known, facts = kept(folder, f"radii-{METHOD}")
-    if from_record and len(known) < len(X):
-        raise SystemExit(f"{folder} has {len(known)} radii of {len(X)}; run lrrn record with --stages {METHOD}")
+    if from_record:
+        return _of_record(folder, model, X, y)
     start = time.perf_counter()
-    with blas_threads(1 if device == "cpu" and not from_record else torch.get_num_threads()):
-        parts = (X[k : k + CHUNK] for k in range(0, len(X), CHUNK))
-        # labels need no tight radii
-        found = [model.certificate(part, "spectral" if from_record else METHOD) for part in parts]
+    with blas_threads(1):
+        found = [model.certificate(X[k : k + CHUNK], METHOD) for k in range(0, len(X), CHUNK)]
     seconds = time.perf_counter() - start
     predicted, radius = (np.concatenate([np.asarray(getattr(c, part)) for c in found]) for part in ("prediction", "radius"))
-    if from_record:
-        lowered = np.maximum(known * (1 - LOWER) - LOWER_BY, 0.0)
-        return (
-            predicted,
-            lowered,
-            {
-                "device of proof": f"one {facts['device']}, lowered by {LOWER:g} and {LOWER_BY:g}",
-                "seconds of proof": facts["seconds"],
-            },
-        )
     return predicted, radius, {"device of proof": device, "seconds of proof": seconds}
+
+
+def _of_record(folder: Path, model: LRRNClassifier, X: Any, y: Any) -> tuple[Any, Any, dict[str, Any]]:
+    (radius, facts), (right, _) = kept(folder, f"radii-{METHOD}"), kept(folder, RIGHT)
+    if min(len(radius), len(right)) < len(X):
+        raise SystemExit(f"{folder} has {len(radius)} radii of {len(X)}; run lrrn record with --stages certify,{METHOD}")
+    # the record says which labels are right; the wrong ones are predicted here
+    predicted = np.array(y)
+    predicted[~right] = model.predict(X[~right])
+    if (predicted[~right] == y[~right]).any():
+        raise SystemExit(f"{folder}: labels that are wrong in the record are right here; prove the radii here instead")
+    where = f"one {facts['device']}, lowered by {LOWER:g} and {LOWER_BY:g}"
+    lowered = np.maximum(radius * (1 - LOWER) - LOWER_BY, 0.0)
+    return predicted, lowered, {"device of proof": where, "seconds of proof": facts["seconds"]}
 
 
 def nearest_attacks(folder: Path, predicted: Any, y: Any) -> Any:

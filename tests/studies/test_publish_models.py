@@ -62,6 +62,7 @@ def test_radii_of_the_record_are_published_lowered(trained, tmp_path):
     with pytest.raises(SystemExit, match="0 radii of 450"):
         publish_models.publish_row(*arguments)
     _keep(folder, "radii-shared", exact, {"seconds": 1.0, "device": "a device"})
+    _keep(folder, "right", model.predict(X) == y, {"seconds": 1.0})
     entry = publish_models.publish_row(*arguments)
     radii = read_radii(entry.radii_path)
     assert np.array_equal(radii.predicted, model.predict(X))
