@@ -43,7 +43,7 @@ def test_every_data_set_has_its_own_rows():
 
 def test_convolutions_have_a_name_and_a_place_in_the_identity_of_a_row(monkeypatch):
     row = Row("conv", "cifar10")
-    assert row.title == "lrrn conv (3x32x32-512c8s4-10)" and Row("wide", "cifar10").title == "lrrn wide (3072-2048-10)"
+    assert row.title == "lrrn conv (3x32x32-512c8s4p2-10)" and Row("wide", "cifar10").title == "lrrn wide (3072-2048-10)"
     assert row.name.startswith("cifar10-conv-") and row.name == Row("conv", "cifar10").name != Row("conv", "mnist").name
     before = row.name
     monkeypatch.setitem(OURS, "conv", {**OURS["conv"], "learning_rate": 1e-3})
