@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_the_files_in_the_repository_are_those_of_its_index():
         card = (model.folder / f"{model.name}.md").read_text()
         assert all(text in card for text in (model.sha256, model.radii_sha256, "## Limits", f"{model.accuracy:.2%}"))
         radii = read_radii(model.radii_path)
-        assert model.certified == {size: radii.certified(float(size)) for size in model.certified}
+        assert model.certified == {size: radii.certified(float(Fraction(size))) for size in model.certified}
         assert model.accuracy == radii.certified(0) and not (radii.attack < radii.radius).any()
     sizes = [path.stat().st_size for path in (ROOT / "models").iterdir()]
     assert max(sizes) <= 8_000_000 and sum(sizes) <= 25_000_000
