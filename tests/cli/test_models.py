@@ -13,17 +13,14 @@ from typer.testing import CliRunner
 from lrrn.cli import app
 from lrrn.persistence.published import read_radii, write_radii
 from repository import ROOT
-from shipped_folder import NAME, flip_bit, ship
+from shipped_folder import NAME, flip_bit, own_folder
 
 runner = CliRunner()
 
 
 @pytest.fixture
 def entry(tmp_path, monkeypatch):
-    (tmp_path / "models").mkdir()
-    monkeypatch.setenv("LRRN_MODELS", str(tmp_path / "models"))
-    monkeypatch.chdir(tmp_path)
-    return ship(tmp_path / "models")
+    return own_folder(tmp_path, monkeypatch)
 
 
 def run(*arguments, status=0):

@@ -15,15 +15,12 @@ from lrrn.persistence.published import Published, publish, read_radii, rounded_d
 from lrrn.persistence.serialization import load_reference
 from lrrn.runtime.storage import FileFormatError
 from repository import ROOT
-from shipped_folder import NAME, flip_bit, ship
+from shipped_folder import NAME, flip_bit, own_folder
 
 
 @pytest.fixture
 def entry(tmp_path, monkeypatch):
-    (tmp_path / "models").mkdir()
-    monkeypatch.setenv("LRRN_MODELS", str(tmp_path / "models"))
-    monkeypatch.chdir(tmp_path)
-    return ship(tmp_path / "models")
+    return own_folder(tmp_path, monkeypatch)
 
 
 def test_a_name_stands_for_a_file_and_a_file_of_that_name_wins(entry, tmp_path):

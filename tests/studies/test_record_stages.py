@@ -112,7 +112,7 @@ def test_large_convolutions_do_without_what_needs_a_matrix(colours, tmp_path, mo
     small = {**recipes._SMALL["conv"], "hidden_sizes": (Conv(86, 8, stride=4),), "epochs": 1}  # 4,214 units
     monkeypatch.setitem(recipes._SMALL, "conv", small)
     row, effort = Row("conv", "cifar10", extent=replace(TINY, samples=30, tests=4)), replace(LITTLE, images=1)
-    monkeypatch.setattr(contenders, "VALUES", 3 * 4224)
+    monkeypatch.setattr(contenders, "VALUES", {"cpu": 3 * 4224})
     execute(row, tmp_path / "row", colours, "cpu", False, effort)
     assert finished(row, tmp_path / "row", effort)
     result = figures(tmp_path / "row")

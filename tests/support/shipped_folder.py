@@ -48,6 +48,14 @@ def republished(entry: Shipped, results: Published, folder: Path) -> Shipped:
     return replace(entry, folder=folder, **changed)
 
 
+def own_folder(tmp_path, monkeypatch):
+    """Ship a model in a folder of its own, which names refer to, and return its entry."""
+    (tmp_path / "models").mkdir()
+    monkeypatch.setenv("LRRN_MODELS", str(tmp_path / "models"))
+    monkeypatch.chdir(tmp_path)
+    return ship(tmp_path / "models")
+
+
 def flip_bit(path: Path, place: int) -> None:
     """Flip one bit of a file."""
     content = bytearray(path.read_bytes())

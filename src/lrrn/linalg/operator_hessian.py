@@ -180,7 +180,7 @@ class OperatorHessian:
         def unit(v: Tensor) -> Tensor:
             return v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
 
-        v = unit(start_vectors(2, self.dim, self.device).to(self.dtype))
+        v = unit(_start_vectors(2, self.dim, self.device).to(self.dtype))
         for _ in range(POWER_STEPS - 1):
             v = unit(product(v))
         for degree in FILTERS:
@@ -193,7 +193,7 @@ class OperatorHessian:
         return torch.linalg.vector_norm(product(v), dim=1).max()
 
 
-def start_vectors(n: int, dim: int, device: torch.device) -> Tensor:
+def _start_vectors(n: int, dim: int, device: torch.device) -> Tensor:
     """Return vectors of numbers from -1 to 1 that look random, of shape (n, dim); made on the device, as in CUDA graphs."""
     number = torch.arange(1, n * dim + 1, device=device, dtype=torch.float64)
     return ((number * 0.6180339887498949 + number.sqrt()) % 1 * 2 - 1).float().view(n, dim)

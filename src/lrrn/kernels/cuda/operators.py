@@ -37,17 +37,21 @@ def judge(z_ptr, q_ptr, lo_ptr, hi_ptr, g_ptr, sums_ptr, dim, lo_stride, hi_stri
 
 
 @triton.jit
+def tile(offset, channels, pixels, CHANNELS: tl.constexpr, PIXELS: tl.constexpr):
+    """Return the sample of a program, where its units of a layer are in z and, with channels last, here, and which exist."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[:, None]
+    p = tl.program_id(2) * PIXELS + tl.arange(0, PIXELS)[None, :]
+    return row, offset + c * pixels + p, row * channels * pixels + p * channels + c, (c < channels) & (p < pixels)
+
+
+@triton.jit
 def enter(
     z_ptr, g_ptr, lo_ptr, hi_ptr, size_ptr, push_ptr, down_ptr, up_ptr,
     dim, offset, channels, pixels, lo_stride, hi_stride, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """Write the scaled gradient and distances to the bounds of a layer, with channels last."""
-    row = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[:, None]
-    p = tl.program_id(2) * PIXELS + tl.arange(0, PIXELS)[None, :]
-    inside = (c < channels) & (p < pixels)
-    source = offset + c * pixels + p
-    place = row * channels * pixels + p * channels + c
+    row, source, place, inside = tile(offset, channels, pixels, CHANNELS, PIXELS)
     z = tl.load(z_ptr + row * dim + source, mask=inside, other=0.0)
     g = tl.load(g_ptr + row * dim + source, mask=inside, other=0.0)
     lo = tl.load(lo_ptr + row * lo_stride + source, mask=inside, other=0.0)
@@ -66,12 +70,7 @@ def leave(
     dim, offset, channels, pixels, lo_stride, hi_stride, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """Add the correction of a layer; units that reach a bound equal it bit by bit."""
-    row = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[:, None]
-    p = tl.program_id(2) * PIXELS + tl.arange(0, PIXELS)[None, :]
-    inside = (c < channels) & (p < pixels)
-    source = offset + c * pixels + p
-    place = row * channels * pixels + p * channels + c
+    row, source, place, inside = tile(offset, channels, pixels, CHANNELS, PIXELS)
     z = tl.load(z_ptr + row * dim + source, mask=inside, other=0.0)
     lo = tl.load(lo_ptr + row * lo_stride + source, mask=inside, other=0.0)
     hi = tl.load(hi_ptr + row * hi_stride + source, mask=inside, other=0.0)

@@ -115,7 +115,7 @@ def execute(row: Row, folder: Path, root: Path | None, device: str, download: bo
         return
     contender = _contender(row, folder, X, y, device, effort)
     for stage, work, n in _measurements(row, contender, X_test, y_test, effort):
-        chunk = min(_chunk(stage, device), contender.rows_at_once * (6 if device.startswith("cuda") else 1))
+        chunk = min(_chunk(stage, device), contender.rows_at_once)
         _in_chunks(folder, stage, work, min(n, len(X_test)), effort, (chunk, device_name(device)))
 
 
