@@ -22,9 +22,11 @@ import torch
 from torch.nn import functional
 
 import lrrn
+from lrrn import datasets
 from lrrn.learning import Contrastive, Data, FreeEnergy, Margin, Settings, Trainer, fit_many
 from lrrn.learning.cuda_graph import BURSTS
 from lrrn.learning.flat import FlatParameters
+from lrrn.learning.objectives import Objective
 from lrrn.learning.step import Step
 from lrrn.qp import BoxQP
 from lrrn.runtime.devices import open_connections
@@ -35,6 +37,7 @@ from lrrn.solvers.half_precision import LONGEST, ON_CHIP
 from lrrn.studies.bench.problems import images
 from lrrn.studies.common.measures import measure_classifier
 from lrrn.studies.common.runs import DECAYS, Run
+from lrrn.studies.record.recipes import recipe
 
 ERROR = 1e-4
 WARM = 0.05
@@ -56,6 +59,7 @@ def main() -> None:
         "--model", type=Path, action="append", default=[], help="a saved classifier with 784 inputs: real weights; repeatable"
     )
     parser.add_argument("--epochs", type=int, default=100, help="epochs of the whole training")
+    parser.add_argument("--conv-epochs", type=int, default=4, help="epochs of the convolutional network")
     parser.add_argument("--work", type=Path, default=Path("out/runs-gpu"), help="folder for the runs of the reproduction")
     parser.add_argument("--seconds", type=float, default=1200, help="when to interrupt the reproduction; the next call goes on")
     parser.add_argument("--json", type=Path, help="also write the figures here")
@@ -261,24 +265,51 @@ def steps(options: argparse.Namespace) -> Rows:
         (Margin(adversarial_eps=1.0), (784, 2048, 10), 256, "adamw"),
     ):
         net = lrrn.LRRN(sizes, generator=generator(), device="cuda")
-        data, flat = batch_of(EPOCH * batch), FlatParameters(net)
-        of_step = Step(net, objective, Settings(optimizer=optimizer, learning_rate=1e-3, batch_size=batch), flat)
-        with flat.attached():
-            of_step.begin()
-            captured = of_step.captured(data, 0)
-            of_step.set_rate(captured.rate)
-            order = torch.arange(EPOCH * batch).view(EPOCH, batch)
-            captured.begin(order, [1e-3] * EPOCH, 0, 0)
-            _, (samples, _, missed) = captured.run(16)
-            with captured._side_stream():
-                graph = captured.graph(BURSTS[0])
-                microseconds = median(graph.replay, 20, captured._clock.rewind) / BURSTS[0]
-                captured._clock.rewind()
-                parts = by_kernel(graph.replay, BURSTS[0])
+        settings = Settings(optimizer=optimizer, learning_rate=1e-3, batch_size=batch)
         kind = "Margin, adversarial" if getattr(objective, "adversarial_eps", 0) else type(objective).__name__
         name = f"{kind}, {'-'.join(map(str, sizes))}"
-        row = {"step": name, "optimizer": optimizer, "batch": batch, "us": microseconds, "sweeps": captured.sweeps}
-        yield {**row, "missed": missed, "of": samples, "us by kernel": parts}
+        row = {"step": name, "optimizer": optimizer, "batch": batch}
+        yield row | timed_step(net, objective, settings, batch_of(EPOCH * batch), BURSTS[0])
+
+
+def timed_step(net: lrrn.LRRN, objective: Objective, settings: Settings, data: Data, burst: int) -> dict[str, Any]:
+    """Return the microseconds of a captured step, in graphs of ``burst`` steps, its sweeps, and how many solves missed tol."""
+    flat, batch = FlatParameters(net), settings.batch_size
+    of_step = Step(net, objective, settings, flat)
+    with flat.attached():
+        of_step.begin()
+        of_step.project(first=True)
+        captured = of_step.captured(data, 0)
+        of_step.set_rate(captured.rate)
+        captured.begin(torch.arange(EPOCH * batch).view(EPOCH, batch), [settings.learning_rate] * EPOCH, 0, 0)
+        _, (samples, _, missed) = captured.run(16)
+        with captured._side_stream():
+            graph = captured.graph(burst)
+            microseconds = median(graph.replay, 20, captured._clock.rewind) / burst
+            captured._clock.rewind()
+            parts = by_kernel(graph.replay, burst)
+    return {"us": microseconds, "sweeps": captured.sweeps, "missed": missed, "of": samples, "us by kernel": parts}
+
+
+def convolutions(options: argparse.Namespace) -> Rows:
+    """Train a convolutional network on CIFAR-10 with adversarial inputs: milliseconds a step by epochs, then a captured step."""
+    X, y = datasets.load("cifar10", "train", download=False)
+    layer = lrrn.Conv(512, 8, stride=4)
+    chosen = recipe("cifar10", "conv") | {"hidden_sizes": (layer,), "epochs": options.conv_epochs}
+    model = lrrn.LRRNClassifier(**chosen, random_state=0, device="cuda").fit(X, y)
+    n_steps = -(-len(X) // chosen["batch_size"])
+    name = "Margin, adversarial, 3x32x32-512c8s4-10, CIFAR-10"
+    for line in model.history_:
+        share = line["unconverged"] / (4 * len(X))  # two solves and two adjoints a sample
+        row = {"step": name, "batch": chosen["batch_size"], "epoch": line["epoch"], "ms": 1e3 * line["seconds"] / n_steps}
+        yield row | {"sweeps": line["sweeps"], "share missed": share, "condition number": line["condition_number"]}
+    rows = slice(0, EPOCH * chosen["batch_size"])
+    x, label = (torch.from_numpy(part[rows]).to("cuda") for part in (X, y))
+    data = Data(x.float(), functional.one_hot(label.long(), 10).float(), label.long())
+    names = ("optimizer", "batch_size", "decoupled_weight_decay", "shifts", "flips", "max_condition", "tol")
+    settings = Settings(learning_rate=1e-5, **{name: chosen[name] for name in names})
+    objective = Margin(chosen["margin"], chosen["temperature"], chosen["adversarial_eps"])
+    yield {"step": f"{name}, replayed"} | timed_step(model.network_, objective, settings, data, BURSTS[1])
 
 
 def by_kernel(launch: Callable[[], Any], steps: int, repeats: int = 2) -> dict[str, float]:
@@ -348,6 +379,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Rows]] = {
     "tests": tests,
     "solving": solving,
     "steps": steps,
+    "convolutions": convolutions,
     "many": many,
     "paper": paper,
     "reproduction": reproduction,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import lrrn
 from convolutions import ARCHITECTURES, images, network
 from lrrn.linalg.half_products import HalfHessian
 from lrrn.runtime.devices import has_kernels
@@ -81,6 +82,22 @@ def test_a_fixed_number_of_sweeps(monkeypatch, kernels):
     few = solve_fixed(qp, 2, tol=1e-6, aim=1e-6)
     assert not few.converged.any()
     assert torch.allclose(few.residual, recompute(qp, few.z)[1])
+
+
+@pytest.mark.parametrize("interval, holds", [((0.5, 9.0), False), ((-0.5, 0.5), True)])
+def test_a_cold_start_needs_no_product_only_if_zero_is_feasible(interval, holds, monkeypatch, kernels):
+    net = network("one", monkeypatch, dtype=torch.float32)
+    twin = lrrn.LRRN(((2, 7, 6), lrrn.Conv(4, 3, 2, 1), 5), constraint=interval, dtype=torch.float32)
+    twin.load_state_dict(net.state_dict())
+    energy = twin.to(kernels).energy_snapshot(torch.float32)
+    qp = energy.free(torch.rand((4, 84), generator=torch.Generator().manual_seed(0)).to(kernels))
+    assert qp.holds_zero == holds
+    exact = solve(qp, solver="accelerated", tol=1e-6, max_sweeps=5000)
+    found = solve_fixed(qp, 48, tol=1e-3, aim=1e-3)
+    assert found.converged.all() and (found.z - exact.z).norm() <= 1e-2 * exact.z.norm()
+    # one round: the correction is right only if it begins from the gradient of the point that it begins from
+    once = solve_fixed(qp, 32, tol=0.5, aim=0.5)
+    assert (once.z - exact.z).norm() <= 0.02 * exact.z.norm()
 
 
 def test_samples_of_very_different_sizes(monkeypatch, kernels):

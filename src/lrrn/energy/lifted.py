@@ -214,7 +214,7 @@ class LiftedEnergy:
         """
         lo, hi = (bound[:, : z.shape[1]] for bound in self.box)
         reach = torch.full_like(z, torch.inf).masked_fill_((z <= lo) | (z >= hi), 0)
-        return BoxQP(self.free_hessian, v, -reach, reach, linear=True)
+        return BoxQP(self.free_hessian, v, -reach, reach, linear=True, holds_zero=True)
 
     def activations(self, x: Tensor, z: Tensor, y: Tensor | None = None) -> list[Tensor]:
         """Split stacked activations of the free phase, or of the phase clamped to ``y``, into z_1, ..., z_L.
@@ -384,7 +384,8 @@ class LiftedEnergy:
 
     def _boxed(self, hessian: Hessian, q: Tensor) -> BoxQP:
         lo, hi = self.box
-        return BoxQP(hessian, q, lo[:, : q.shape[1]], hi[:, : q.shape[1]])
+        holds_zero = all(within.lo <= 0 <= within.hi for within in self.intervals)
+        return BoxQP(hessian, q, lo[:, : q.shape[1]], hi[:, : q.shape[1]], holds_zero=holds_zero)
 
     @lazy
     def box(self) -> tuple[Tensor, Tensor]:

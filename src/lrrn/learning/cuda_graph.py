@@ -21,7 +21,7 @@ from lrrn.learning.clock import StepClock
 from lrrn.network.policy import SolvePolicy
 from lrrn.qp import QPSolution
 
-LADDER = (16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384)
+LADDER = (16, 24, 32, 36, 40, 48, 64, 96, 128, 192, 256, 384)
 """Possible numbers of sweeps per phase. If the largest does not suffice, training falls back to steps without graphs."""
 LOOKS = ((0, 8), (256, 64), (4096, 512))
 """Pairs of a step of training and the interval, in steps, at which counts are read from there on. Weights change fast at
@@ -31,7 +31,7 @@ BURSTS = (64, 8, 1)
 once."""
 SHORT = 2e-3
 """Share of samples with a residual above the aim from which on the number of sweeps is raised."""
-SAFETY = 0.25
+SAFETY = 0.5
 """The aim is at most this fraction of the tolerance, so that sweeps are added before a solve misses the tolerance."""
 WARM_UP = 3
 """Steps without a graph before the first capture, in which libraries allocate memory and kernels are compiled."""

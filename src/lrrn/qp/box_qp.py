@@ -89,6 +89,8 @@ class BoxQP:
         Bounds, shared or per sample.
     linear : bool, default=False
         Set to True if every unit is either fixed at zero or free. The problem is then a system of linear equations.
+    holds_zero : bool, default=False
+        Set to True if zero is within all bounds, as it is in linear equations. The gradient there is -q, without a product.
     """
 
     hessian: Hessian
@@ -96,6 +98,7 @@ class BoxQP:
     lo: Tensor
     hi: Tensor
     linear: bool = False
+    holds_zero: bool = False
 
     def __post_init__(self) -> None:
         # kernels expect both bounds to be shared, or both to be per sample
@@ -147,7 +150,7 @@ class BoxQP:
         def pick(bound: Tensor) -> Tensor:
             return bound if bound.shape[0] == 1 else bound[rows]
 
-        return BoxQP(self.hessian, self.q[rows], pick(self.lo), pick(self.hi), self.linear)
+        return BoxQP(self.hessian, self.q[rows], pick(self.lo), pick(self.hi), self.linear, self.holds_zero)
 
     def distance_bound(self, z: Tensor, mu: float, rounding: RoundingCoefficients, x: Tensor) -> Tensor:
         """Return a proven bound on the distance from ``z`` to the minimiser, rounding included.

@@ -69,41 +69,43 @@ class OperatorSteps:
         self._half, self._steps, self._scale, self._most = prepared(qp.hessian)
         self._residual: Tensor | None = None
         # in units of the problem: extrapolated minus current point, or the direction; and the state of the momentum
-        self._lead: list[Tensor] | None = None
+        self._leads: list[Tensor] | None = None
         self._t = torch.ones(qp.n_samples, dtype=torch.float32, device=qp.q.device)
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         """Compute a correction and add it."""
-        n, residual = len(z), self.check(qp, z)[1] if self._residual is None else self._residual
+        n, g = len(z), g.contiguous()
+        residual = self._judged(qp, z, g, False) if self._residual is None else self._residual
         size = residual.clamp(SMALLEST, 1 / SMALLEST)
         # of linear equations, the gradient is all that is left to do
         push = torch.float32 if qp.linear else torch.float16
         layers = [_Layer(n, units, push, z.device) for units in self._half.channels_and_pixels]
         (lo, hi), strides = bounds_and_strides(qp)
-        kernels, offset, g = _kernels(), 0, g.contiguous()
-        places = []
-        for layer in layers:
+        kernels, offset, tile = _kernels(), 0, {"CHANNELS": CHANNELS, "PIXELS": PIXELS}
+        places, leads = [], self._leads or [torch.empty_like(layer.here) for layer in layers]
+        for layer, lead in zip(layers, leads, strict=True):
             places.append((qp.dim, offset, *layer.units, *strides))
-            kernels.enter[layer.tiles](z, g, lo, hi, size, *layer.box, *places[-1], CHANNELS=CHANNELS, PIXELS=PIXELS)
+            begun = self._leads is not None and not qp.linear
+            given, point = (z, g, lo, hi, size, *layer.box), (layer.here, layer.ahead, lead)
+            kernels.enter[layer.tiles](*given, *point, *places[-1], FARTHEST, LEADS=begun, **tile)
             offset += layer.width
         if qp.linear:
             sweeps = -(-sweeps // 3)  # conjugate gradients need a third of the steps
-            self._solve_equations(layers, size.float()[:, None], sweeps)
+            ends = self._solve_equations(layers, leads, size.float(), sweeps)
         else:
-            self._relax(layers, size.float()[:, None], sweeps)
-        for layer, place in zip(layers, places, strict=True):
-            moved = (layer.here, layer.down, layer.up)
-            kernels.leave[layer.tiles](z, lo, hi, size, *moved, *place, CHANNELS=CHANNELS, PIXELS=PIXELS)
-        self._residual = None
+            ends = self._relax(layers, n, sweeps)
+        for layer, lead, end, place in zip(layers, leads, ends, places, strict=True):
+            moved = (layer.here, layer.down, layer.up, end, lead)
+            kernels.leave[layer.tiles](z, lo, hi, size, *moved, *place, IS_DIRECTION=qp.linear, **tile)
+        self._residual, self._leads = None, leads
         return torch.full((n,), sweeps, dtype=torch.int64, device=z.device)
 
-    def _relax(self, layers: list[_Layer], size: Tensor, sweeps: int) -> None:
-        n, parts = len(size), sum(layer.parts for layer in layers)
-        sums = size.new_zeros((sweeps + 1, n, parts))
-        t = size.new_empty((sweeps + 1, n))
+    def _relax(self, layers: list[_Layer], n: int, sweeps: int) -> list[Tensor]:
+        """Take steps with momentum; return the extrapolated points."""
+        parts = sum(layer.parts for layer in layers)
+        sums = self._t.new_zeros((sweeps + 1, n, parts))
+        t = self._t.new_empty((sweeps + 1, n))
         t[0] = self._t
-        for layer, lead in zip(layers, self._lead or [], strict=False):
-            layer.ahead.copy_((lead / size).clamp_(-FARTHEST, FARTHEST))
         for k in range(sweeps):
             first = 0
             for i, (layer, product) in enumerate(zip(layers, self._products(layers), strict=True)):
@@ -113,22 +115,23 @@ class OperatorSteps:
                 _kernels().relax[n, layer.parts](product, *layer.point, *layer.box, *state, *counts, **shape)
                 first += layer.parts
         self._t = t[sweeps]
-        self._lead = [(layer.ahead - layer.here) * size for layer in layers]
+        return [layer.ahead for layer in layers]
 
-    def _solve_equations(self, layers: list[_Layer], size: Tensor, sweeps: int) -> None:
-        """Conjugate gradients, preconditioned by the layers' scales; directions are kept from call to call."""
+    def _solve_equations(self, layers: list[_Layer], leads: list[Tensor], size: Tensor, sweeps: int) -> list[Tensor]:
+        """Conjugate gradients, preconditioned by the layers' scales; return the directions, kept from call to call."""
         n, parts, kernels = len(size), sum(layer.parts for layer in layers), _kernels()
         shape = {"PARTS": 1 << (parts - 1).bit_length(), "WIDTH": WIDTH}
-        curved, along, before, now = (size.new_zeros((n, parts)) for _ in range(4))
+        curved, along, before, now = (size.new_empty((n, parts)) for _ in range(4))
         firsts, directions, lefts, frees = [0], [], [], []
         for i, layer in enumerate(layers):
+            lefts.append(torch.empty_like(layer.here))
+            directions.append(torch.empty_like(layer.here))
+            frees.append(torch.empty(layer.here.shape, dtype=torch.int8, device=size.device))
+            given = (*layer.box, self._steps[i], self._scale, leads[i], size)
+            begun = (lefts[i], frees[i], directions[i], layer.ahead, before)
+            counts = (layer.width, firsts[i], parts, FARTHEST)
+            kernels.aim[n, layer.parts](*given, *begun, *counts, LEADS=self._leads is not None, WIDTH=WIDTH)
             firsts.append(firsts[-1] + layer.parts)
-            frees.append(layer.up > layer.down)
-            lefts.append(torch.where(frees[i], -layer.push, 0))
-            weighted = lefts[i] * self._steps[i]
-            before[:, firsts[i]] = (lefts[i] * weighted).sum(-1)
-            directions.append(weighted * self._scale if self._lead is None else self._lead[i] / size)
-            layer.ahead.copy_(directions[i].clamp(-FARTHEST, FARTHEST))
         for _ in range(sweeps):
             products = self._products(layers)
             given = [(product, *pair) for product, *pair in zip(products, directions, lefts, strict=True)]
@@ -143,7 +146,7 @@ class OperatorSteps:
                 state = (directions[i], layer.ahead, lefts[i], self._steps[i], self._scale, before, now)
                 kernels.turn[n, layer.parts](*state, layer.width, parts, FARTHEST, **shape)
             before, now = now, before
-        self._lead = [direction * size for direction in directions]
+        return directions
 
     def _products(self, layers: list[_Layer]) -> list[Tensor]:
         images = [layer.ahead.view(-1, *shape) for layer, shape in zip(layers, self._half.shapes, strict=True)]
@@ -151,20 +154,26 @@ class OperatorSteps:
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the same as :func:`lrrn.solvers.base.recompute`, with the products and one kernel."""
-        g, parts = qp.hessian.matmul(z), -(-qp.dim // WIDTH)
+        g = qp.hessian.matmul(z)
+        self._residual = self._judged(qp, z, g, True)
+        return g, self._residual
+
+    def _judged(self, qp: BoxQP, z: Tensor, g: Tensor, is_product: bool) -> Tensor:
+        """Return the KKT residual at a gradient, or at a product from which q is yet to be subtracted, in place."""
+        parts = -(-qp.dim // WIDTH)
         sums = torch.empty((len(z), parts), dtype=torch.float64, device=z.device)
         (lo, hi), strides = bounds_and_strides(qp)
-        _kernels().judge[len(z), parts](z, qp.q.contiguous(), lo, hi, g, sums, qp.dim, *strides, parts, WIDTH=WIDTH)
-        self._residual = sums.sum(-1).sqrt()
-        return g, self._residual
+        given, counts = (z, qp.q.contiguous(), lo, hi, g, sums), (qp.dim, *strides, parts)
+        _kernels().judge[len(z), parts](*given, *counts, IS_PRODUCT=is_product, WIDTH=WIDTH)
+        return sums.sum(-1).sqrt()
 
     def keep(self, rows: Tensor) -> None:
         """Drop the state of other samples."""
         self._t = self._t[rows]
         if self._residual is not None:
             self._residual = self._residual[rows]
-        if self._lead is not None:
-            self._lead = [lead[rows] for lead in self._lead]
+        if self._leads is not None:
+            self._leads = [lead[rows] for lead in self._leads]
 
 
 @final
@@ -178,8 +187,8 @@ class _Layer:
         self.tiles = (n, -(-channels // CHANNELS), -(-pixels // PIXELS))
         dtypes = (push, torch.float16, torch.float16)
         self.push, self.down, self.up = (torch.empty((n, width), dtype=dtype, device=device) for dtype in dtypes)
-        self.here = torch.zeros((n, width), device=device)
-        self.ahead = torch.zeros((n, width), dtype=torch.float16, device=device)
+        self.here = torch.empty((n, width), device=device)
+        self.ahead = torch.empty((n, width), dtype=torch.float16, device=device)
 
     @property
     def point(self) -> tuple[Tensor, Tensor]:

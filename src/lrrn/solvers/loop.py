@@ -87,8 +87,8 @@ def solve_fixed(qp: BoxQP, sweeps: int, *, tol: float, aim: float, start: Tensor
         spent = stepper.advance(qp, z, z, sweeps, must)
         gradient, residual = stepper.check(qp, z)
         return _fixed(z, gradient, residual, spent, must)
-    gradient, residual = stepper.check(qp, z)
-    spent = torch.zeros_like(residual, dtype=torch.int64)
+    gradient = -qp.q if start is None and qp.holds_zero else stepper.check(qp, z)[0]
+    spent = torch.zeros(len(z), dtype=torch.int64, device=z.device)
     rounds = max(math.ceil(-math.log10(aim) / DIGITS), -(-sweeps // LONGEST), 1)
     for k in range(rounds):
         spent += stepper.advance(qp, z, gradient, max(1, (sweeps * (k + 1)) // rounds - (sweeps * k) // rounds), must)

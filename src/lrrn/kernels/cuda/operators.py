@@ -21,17 +21,22 @@ def summed(sums_ptr, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
-def judge(z_ptr, q_ptr, lo_ptr, hi_ptr, g_ptr, sums_ptr, dim, lo_stride, hi_stride, parts, WIDTH: tl.constexpr):
-    """Subtract q from H z, and write parts of the squared KKT residual, in float64."""
+def judge(
+    z_ptr, q_ptr, lo_ptr, hi_ptr, g_ptr, sums_ptr, dim, lo_stride, hi_stride, parts,
+    IS_PRODUCT: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write parts of the squared KKT residual, in float64; if ``g`` is the product H z, subtract q from it first."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = j < dim
     place = row * dim + j
     z = tl.load(z_ptr + place, mask=inside, other=0.0)
-    g = tl.load(g_ptr + place, mask=inside, other=0.0) - tl.load(q_ptr + place, mask=inside, other=0.0)
+    g = tl.load(g_ptr + place, mask=inside, other=0.0)
     lo = tl.load(lo_ptr + row * lo_stride + j, mask=inside, other=0.0)
     hi = tl.load(hi_ptr + row * hi_stride + j, mask=inside, other=0.0)
-    tl.store(g_ptr + place, g, mask=inside)
+    if IS_PRODUCT:
+        g -= tl.load(q_ptr + place, mask=inside, other=0.0)
+        tl.store(g_ptr + place, g, mask=inside)
     open_ = tl.where(((z <= lo) & (g > 0)) | ((z >= hi) & (g < 0)), 0.0, g).to(tl.float64)
     tl.store(sums_ptr + row * parts + tl.program_id(1), tl.sum(tl.where(inside, open_ * open_, 0.0)))
 
@@ -47,10 +52,14 @@ def tile(offset, channels, pixels, CHANNELS: tl.constexpr, PIXELS: tl.constexpr)
 
 @triton.jit
 def enter(
-    z_ptr, g_ptr, lo_ptr, hi_ptr, size_ptr, push_ptr, down_ptr, up_ptr,
-    dim, offset, channels, pixels, lo_stride, hi_stride, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+    z_ptr, g_ptr, lo_ptr, hi_ptr, size_ptr, push_ptr, down_ptr, up_ptr, here_ptr, ahead_ptr, lead_ptr,
+    dim, offset, channels, pixels, lo_stride, hi_stride, farthest,
+    LEADS: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """Write the scaled gradient and distances to the bounds of a layer, with channels last."""
+    """Write the scaled gradient and distances to the bounds of a layer, with channels last, and the point to begin from.
+
+    ``lead`` is the extrapolated minus the current point of the last call, in units of the problem; zero without ``LEADS``.
+    """
     row, source, place, inside = tile(offset, channels, pixels, CHANNELS, PIXELS)
     z = tl.load(z_ptr + row * dim + source, mask=inside, other=0.0)
     g = tl.load(g_ptr + row * dim + source, mask=inside, other=0.0)
@@ -62,14 +71,25 @@ def enter(
     tl.store(push_ptr + place, push.to(push_ptr.dtype.element_ty), mask=inside)
     tl.store(down_ptr + place, tl.maximum((lo - z) / size, -LARGEST).to(tl.float16), mask=inside)
     tl.store(up_ptr + place, tl.minimum((hi - z) / size, LARGEST).to(tl.float16), mask=inside)
+    tl.store(here_ptr + place, tl.zeros_like(z).to(tl.float32), mask=inside)
+    ahead = tl.zeros_like(z).to(tl.float32)
+    if LEADS:
+        lead = tl.load(lead_ptr + place, mask=inside, other=0.0) / size.to(tl.float32)
+        ahead = tl.minimum(tl.maximum(lead, -farthest), farthest)
+    tl.store(ahead_ptr + place, ahead.to(tl.float16), mask=inside)
 
 
 @triton.jit
 def leave(
-    z_ptr, lo_ptr, hi_ptr, size_ptr, here_ptr, down_ptr, up_ptr,
-    dim, offset, channels, pixels, lo_stride, hi_stride, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+    z_ptr, lo_ptr, hi_ptr, size_ptr, here_ptr, down_ptr, up_ptr, ahead_ptr, lead_ptr,
+    dim, offset, channels, pixels, lo_stride, hi_stride,
+    IS_DIRECTION: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """Add the correction of a layer; units that reach a bound equal it bit by bit."""
+    """Add the correction of a layer; units that reach a bound equal it bit by bit.
+
+    For the next call, write the extrapolated minus the current point in units of the problem, or the direction that ``ahead``
+    is.
+    """
     row, source, place, inside = tile(offset, channels, pixels, CHANNELS, PIXELS)
     z = tl.load(z_ptr + row * dim + source, mask=inside, other=0.0)
     lo = tl.load(lo_ptr + row * lo_stride + source, mask=inside, other=0.0)
@@ -81,6 +101,10 @@ def leave(
     new = tl.minimum(tl.maximum(z + here.to(z.dtype) * size, lo), hi)
     new = tl.where((here <= down) & (down > -LARGEST), lo, tl.where((here >= up) & (up < LARGEST), hi, new))
     tl.store(z_ptr + row * dim + source, new, mask=inside)
+    lead = tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if not IS_DIRECTION:
+        lead -= here
+    tl.store(lead_ptr + place, lead * size.to(tl.float32), mask=inside)
 
 
 @triton.jit(do_not_specialize=["k", "first"])
@@ -121,6 +145,32 @@ def relax(
     tl.store(here_ptr + place, new, mask=inside)
     following = tl.minimum(tl.maximum(new + weight * move, -farthest), farthest)
     tl.store(ahead_ptr + place, following.to(tl.float16), mask=inside)
+
+
+@triton.jit(do_not_specialize=["first"])
+def aim(
+    push_ptr, down_ptr, up_ptr, step_ptr, scale_ptr, lead_ptr, size_ptr, left_ptr, free_ptr, direction_ptr, ahead_ptr, sums_ptr,
+    units, first, parts, farthest, LEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Begin conjugate gradients on a layer: the remaining residual, the free units, the direction, and parts of their size."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    j = part * WIDTH + tl.arange(0, WIDTH)
+    inside = j < units
+    place = row * units + j
+    down = tl.load(down_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    free = tl.load(up_ptr + place, mask=inside, other=0.0).to(tl.float32) > down
+    left = tl.where(free, -tl.load(push_ptr + place, mask=inside, other=0.0), 0.0)
+    step = tl.load(step_ptr + j, mask=inside, other=0.0)
+    if LEADS:
+        direction = tl.load(lead_ptr + place, mask=inside, other=0.0) / tl.load(size_ptr + row)
+    else:
+        direction = left * step * tl.load(scale_ptr)
+    tl.store(left_ptr + place, left, mask=inside)
+    tl.store(free_ptr + place, free.to(tl.int8), mask=inside)
+    tl.store(direction_ptr + place, direction, mask=inside)
+    tl.store(ahead_ptr + place, tl.minimum(tl.maximum(direction, -farthest), farthest).to(tl.float16), mask=inside)
+    tl.store(sums_ptr + row * parts + first + part, tl.sum(left * left * step))
 
 
 @triton.jit(do_not_specialize=["first"])
