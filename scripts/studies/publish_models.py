@@ -28,7 +28,7 @@ from lrrn.runtime.threads import blas_threads
 from lrrn.studies.record.data import compared_at, sizes_of
 from lrrn.studies.record.recipes import OURS, rows_of
 from lrrn.studies.record.rows import Row, images
-from lrrn.studies.record.stages import ATTACK, AUTOATTACK, RIGHT, is_trained, kept, training_facts
+from lrrn.studies.record.stages import ATTACK, AUTOATTACK, RIGHT, UNCLIPPED, is_trained, kept, training_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {
@@ -143,7 +143,7 @@ def _of_record(folder: Path, model: LRRNClassifier, X: Any, y: Any) -> tuple[Any
 def nearest_attacks(folder: Path, predicted: Any, y: Any) -> Any:
     """Return the nearest distances of our attacks and of AutoAttack; nan for images that were not attacked."""
     distances = np.full(len(y), np.nan)
-    for stage in (ATTACK, AUTOATTACK):
+    for stage in (ATTACK, AUTOATTACK, UNCLIPPED):
         values = kept(folder, stage)[0]
         distances[: len(values)] = np.fmin(distances[: len(values)], values)
     # the attacks are on right labels; the radius of another label says nothing about them

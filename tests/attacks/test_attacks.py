@@ -18,13 +18,13 @@ from lrrn.attacks import (
     LipschitzEstimate,
     as_foolbox,
     as_image_model,
+    autoattack,
     empirical_lipschitz,
     minimal_perturbation,
     pgd,
     strongest_perturbation,
 )
 from lrrn.attacks.adapters import Scores
-from lrrn.attacks.autoattack import autoattack
 from lrrn.attacks.slopes import Slopes, jacobian
 from lrrn.certificates.radius import METHODS
 from lrrn.reports import audit
@@ -475,6 +475,26 @@ def test_autoattack_counts_what_the_classifier_confirms(torchattacks):
     few = as_image_model(random_network((36, 3), beta=(0.0,)), (1, 6, 6))
     with pytest.raises(ValueError, match="at least 4 classes"):
         autoattack.autoattack(few, model.predict, X, y, np.zeros(60, int), distances, 0.1, (1, 6, 6))
+
+
+def test_autoattack_without_the_limit_of_pixels_finds_nearer_boundaries(torchattacks):
+    net = random_network((36, 5), beta=(0.0,), bias_scale=0.0)
+    x = (random_input(30, 36) > 0).double()  # all pixels at 0 or 1
+    w = net.W[0].detach()
+    y = x @ w.mT
+    label = y.argmax(-1)
+    gaps = (w[label][:, None] - w).norm(dim=-1)
+    exact = ((y.gather(1, label[:, None]) - y) / gaps).scatter(1, label[:, None], math.inf).amin(1).numpy()
+    eps, X, found = float(np.median(exact)), x.numpy(), {}
+    for clip in (True, False):
+        found[clip] = np.full(len(X), np.inf)
+        given = as_image_model(net, (1, 6, 6)), lambda moved: net.infer(torch.from_numpy(moved)).output.argmax(-1).numpy()
+        options = {"clip": clip, "steps": 30, "queries": 100}
+        autoattack.autoattack(*given, X, label.numpy(), label.numpy(), found[clip], eps, (1, 6, 6), **options)
+    broken = np.isfinite(found[False])
+    assert broken[exact < 0.95 * eps].all() and np.isfinite(found[True]).sum() < broken.sum()
+    assert (found[False][broken] >= exact[broken] * (1 - 1e-6)).all()
+    assert (found[False][broken] <= eps * (1 + autoattack.SLACK)).all()
 
 
 @pytest.mark.parametrize("standardize", [True, "features"])

@@ -10,7 +10,7 @@ import torch
 
 from cifar_files import publish_cifar, write_cifar
 from lrrn import Conv, load
-from lrrn.studies.record import contenders, recipes, stages
+from lrrn.studies.record import contenders, recipes, record_report, stages
 from lrrn.studies.record import record as record_module
 from lrrn.studies.record.contenders import Lifted, Plain
 from lrrn.studies.record.data import sizes_of
@@ -127,16 +127,27 @@ def test_large_convolutions_do_without_what_needs_a_matrix(colours, tmp_path, mo
 def test_images_of_other_libraries_have_the_shape_of_the_data_set(colours, tmp_path, monkeypatch):
     seen = []
 
-    def autoattack(model, predict, X, y, labels, distances, eps, image, **effort):
+    def autoattack(model, predict, X, y, labels, distances, eps, image, clip, **effort):
         scores = model(torch.from_numpy(X).view(-1, *image))
         assert scores.shape == (len(X), 10)
-        seen.append((round(255 * eps), image))
+        seen.append((round(255 * eps), image, clip))
 
     monkeypatch.setattr(stages, "autoattack", autoattack)
     monkeypatch.setattr(stages, "find_spec", lambda name: name)
     row, effort = Row("conv", "cifar10", extent=TINY), replace(LITTLE, autoattack=2, stages=("train", "autoattack"))
     execute(row, tmp_path / "row", colours, "cpu", False, effort)
-    assert seen == [(36, (3, 32, 32)), (72, (3, 32, 32)), (108, (3, 32, 32))]
+    assert seen == [(size, (3, 32, 32), clip) for clip in (True, False) for size in (36, 72, 108)]
+    assert len(kept(tmp_path / "row", stages.UNCLIPPED)[0]) == 2
+
+
+def test_multiplier_bounds_are_a_stage_of_their_own(root, tmp_path):
+    row, certify = Row("paper_a", "mnist", extent=TINY), replace(LITTLE, stages=("train", "certify"))
+    execute(row, tmp_path, root, "cpu", False, certify)
+    assert finished(row, tmp_path, certify) and set(figures(tmp_path)["radii"]) == {"paper", "pairwise", "spectral", BEST}
+    more = replace(LITTLE, stages=("multiplier",))
+    assert not finished(row, tmp_path, more)
+    execute(row, tmp_path, root, "cpu", False, more)
+    assert finished(row, tmp_path, more) and "multiplier" in figures(tmp_path)["radii"]
 
 
 def test_after_the_deadline_nothing_is_begun(root, tmp_path):
@@ -155,7 +166,9 @@ def test_autoattack_is_held_against_the_radii_too(root, tmp_path):
     distances, right = kept(tmp_path, "autoattack")[0], kept(tmp_path, stages.RIGHT)[0][:3]
     assert (distances[~right] == 0).all() and (distances[right] >= kept(tmp_path, "radii-pairwise")[0][:3][right]).all()
     attacks = figures(tmp_path)["attacks"]
-    assert attacks["AutoAttack"]["images"] == 3
+    assert attacks["AutoAttack"]["images"] == attacks["AutoAttack, not clipped"]["images"] == 3
+    ((_, columns, (cells,)),) = record_report._autoattacks("mnist", {"logistic": [row]}, {row: figures(tmp_path)})
+    assert cells[1] == "3" and len(cells) == len(columns) == 6 and all(len(cell.split(" / ")) == 3 for cell in cells[3:])
     for eps in sizes_of("mnist"):
         assert attacks["attacked"][eps] <= attacks["by our attacks"][eps]
 

@@ -5,7 +5,8 @@ ensemble takes a tenth of the steps. Each attack gets the images that earlier at
 sizes, did not break. A success counts only if the classifier's own prediction is wrong there.
 
 Images are float32, since FAB converts to it and cannot mix it with float64. The models still compute in float64, so only the
-last digits of gradients are lost. Attacks keep images in [0, 1].
+last digits of gradients are lost. torchattacks keeps images in [0, 1]. To attack without that limit, the interval
+[-eps, 1 + eps], which no perturbation of norm eps leaves, is mapped to [0, 1].
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 Array = NDArray[Any]
 logger = logging.getLogger("lrrn.attacks")
 
-BATCH = 250
-"""Images per batch."""
+BATCH = {"cpu": 250, "cuda": 500}
+"""Images per batch, by device."""
 SLACK = 1e-5
 """Tolerance, relative to eps, for the growth of a perturbation by rounding to float32."""
 
@@ -53,6 +54,7 @@ def autoattack(
     distances: Array,
     eps: float,
     image: tuple[int, int, int] = (1, 28, 28),
+    clip: bool = True,
     **effort: int,
 ) -> dict[str, Any]:
     """Attack the images whose known distance is above eps, and lower in place the distances of those broken.
@@ -72,6 +74,8 @@ def autoattack(
         Size of the perturbations.
     image : (int, int, int)
         Channels, height and width.
+    clip : bool, default=True
+        Whether attacked images stay in [0, 1].
     **effort : int
         Steps, queries and seed, as in :func:`parts`.
 
@@ -86,21 +90,37 @@ def autoattack(
     if n_classes < 4:
         raise ValueError(f"the targeted loss of AutoAttack needs at least 4 classes; got {n_classes}")
     numbers = torch.from_numpy(np.asarray(labels)).to(device)
+    beyond = 0.0 if clip else eps
+    target = model if clip else _Widened(model, beyond)
+    images = (images + beyond) / (1 + 2 * beyond)
     done: dict[str, Any] = {}
-    for name, attack in parts(model, n_classes, eps, **effort).items():
+    for name, attack in parts(target, n_classes, eps / (1 + 2 * beyond), **effort).items():
         start = time.perf_counter()
         left = np.flatnonzero(distances > eps * (1 + SLACK))
         done[name] = {"attacked": len(left)}
-        for rows in np.split(left, range(BATCH, len(left), BATCH)) if len(left) else []:
+        size = BATCH[device.type]
+        for rows in np.split(left, range(size, len(left), size)) if len(left) else []:
             try:
                 moved = attack(images[rows], numbers[rows])
             except Exception as error:  # the result records the failure and holds for the other attacks
                 done[name]["failed"] = f"{type(error).__name__}: {error}"
                 break
-            moved = moved.detach().double().flatten(1).cpu().numpy()
+            moved = moved.detach().double().flatten(1).cpu().numpy() * (1 + 2 * beyond) - beyond
             norms = np.linalg.norm(moved - X[rows], axis=1)
             distances[rows] = np.minimum(distances[rows], np.where(predict(moved) != y[rows], norms, np.inf))
         done[name]["broken"] = int((distances[left] <= eps * (1 + SLACK)).sum())
         done[name]["seconds"] = time.perf_counter() - start
         logger.info("eps %g, %s: %s", eps, name, done[name])
     return done
+
+
+@final
+class _Widened(nn.Module):
+    """A model of images with pixels in [-beyond, 1 + beyond], on images whose pixels were mapped to [0, 1]."""
+
+    def __init__(self, model: nn.Module, beyond: float) -> None:
+        super().__init__()
+        self.model, self.beyond = model, beyond
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x * (1 + 2 * self.beyond) - self.beyond)

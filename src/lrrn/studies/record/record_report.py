@@ -189,10 +189,32 @@ def _attacks(data: str, groups: Mapping[str, list[Row]], results: Results) -> Se
     columns = ["row", "images", "of these by AutoAttack", "clean", *(f"certified / attacked at {size}" for size in sizes)]
     columns += ["median radius / distance, 0 where wrong", "attacks inside a radius", "attacked >= certified everywhere"]
     section.tables.append(("All rows that were attacked", columns, lines))
+    section.tables += _autoattacks(data, groups, results)
     if lines:
         verdict = "in every row, by every method and at every size" if not wrong else f"except: {'; '.join(wrong)}"
         section.text.append(f"Attacked accuracy is at least certified accuracy, and no attack lies inside a radius, {verdict}.")
     return section
+
+
+def _autoattacks(
+    data: str, groups: Mapping[str, list[Row]], results: Results
+) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Return the table of AutoAttack alone, on images that stay in [0, 1] and without that limit, if it was run."""
+    lines, sizes = [], compared_at(data)
+    for group in groups.values():
+        for row in group:
+            attacks = results.get(row, {}).get("attacks") or {}
+            both = [attacks.get(name) for name in ("AutoAttack", "AutoAttack, not clipped")]
+            best = attacks.get("certified on AutoAttack's")
+            if best is None or None in both:
+                continue
+            cells = [f"{row.title}, seed {row.seed}", str(best["images"]), f"{100 * best['accuracy']:.1f}"]
+            for size in sizes:
+                shares = (best["certified"][size], *(one["attacked"][size] for one in both if one))
+                cells.append(" / ".join(f"{100 * share:.1f}" for share in shares))
+            lines.append(cells)
+    columns = ["row", "images", "clean", *(f"certified / clipped / not clipped at {size}" for size in sizes)]
+    return [("AutoAttack alone, on images that stay in [0, 1] and without that limit", columns, lines)] if lines else []
 
 
 def _methods(data: str, groups: Mapping[str, list[Row]], results: Results) -> Section:

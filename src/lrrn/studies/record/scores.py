@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lrrn.studies.record.contenders import LOCAL, SHARED
 from lrrn.studies.record.data import curve_of, sizes_of
-from lrrn.studies.record.stages import ATTACK, AUTOATTACK, RIGHT, is_trained, kept, training_facts
+from lrrn.studies.record.stages import ATTACK, AUTOATTACK, RIGHT, UNCLIPPED, is_trained, kept, training_facts
 
 Array = NDArray[Any]
 Sizes = Mapping[str, float]
@@ -65,21 +65,24 @@ def _certified(radius: Array, right: Array, sizes: Sizes) -> dict[str, Any]:
 def _attacked(folder: Path, right: Array, radii: dict[str, Array], sizes: Sizes) -> dict[str, Any] | None:
     """Return figures of attacks on the first images, the certified accuracy on the same images, and contradictions."""
     ours, about = kept(folder, ATTACK)
-    theirs, about_theirs = kept(folder, AUTOATTACK)
+    (clipped, about_clipped), (unclipped, about_unclipped) = (kept(folder, name) for name in (AUTOATTACK, UNCLIPPED))
     if not len(ours):
         return None
     distance = ours.copy()
-    both = min(len(ours), len(theirs))
-    distance[:both] = np.minimum(distance[:both], theirs[:both])
+    for theirs in (clipped, unclipped):
+        both = min(len(ours), len(theirs))
+        distance[:both] = np.minimum(distance[:both], theirs[:both])
     result: dict[str, Any] = {
         "images": len(ours),
         "accuracy": float(right[: len(ours)].mean()),
         "attacked": _shares(distance, sizes),
         "median distance": _finite(float(np.median(distance))),
         "by our attacks": _shares(ours, sizes),
-        "AutoAttack": {"images": len(theirs), "attacked": _shares(theirs, sizes)} if len(theirs) else None,
-        "seconds": {"ours": about["seconds"], "AutoAttack": about_theirs["seconds"]},
+        "AutoAttack": _of_autoattack(clipped, sizes),
+        "AutoAttack, not clipped": _of_autoattack(unclipped, sizes),
+        "seconds": {"ours": about["seconds"], "AutoAttack": about_clipped["seconds"] + about_unclipped["seconds"]},
         "certified": {},
+        "certified on AutoAttack's": _certified(radii[BEST][: len(clipped)], right, sizes) if len(clipped) else None,
         "attacks inside a radius": {},
         "attacked below certified": [],
     }
@@ -93,6 +96,10 @@ def _attacked(folder: Path, right: Array, radii: dict[str, Array], sizes: Sizes)
             f"{method} at {size}" for size, eps in sizes.items() if (found > eps).sum() < (good & (radius > eps)).sum()
         ]
     return result
+
+
+def _of_autoattack(distance: Array, sizes: Sizes) -> dict[str, Any] | None:
+    return {"images": len(distance), "attacked": _shares(distance, sizes)} if len(distance) else None
 
 
 def _shares(distance: Array, sizes: Sizes) -> dict[str, float]:

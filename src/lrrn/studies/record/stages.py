@@ -32,20 +32,22 @@ from lrrn.runtime.storage import write_bytes
 from lrrn.studies.record import baselines
 from lrrn.studies.record.baselines.learners import LEARNERS
 from lrrn.studies.record.contenders import LOCAL, SHARED, Contender, Lifted, Plain
-from lrrn.studies.record.data import sizes_of
+from lrrn.studies.record.data import compared_at, sizes_of
 from lrrn.studies.record.rows import Row, images
 
 Array = NDArray[Any]
-STAGES = ("train", "certify", SHARED, LOCAL, "attack", "autoattack")
-"""All stages, in order."""
+MULTIPLIER = "multiplier"
+STAGES = ("train", "certify", MULTIPLIER, SHARED, LOCAL, "attack", "autoattack")
+"""All stages, in order: the multiplier bounds of wide networks take minutes, and are a stage of their own."""
 SAVE_SECONDS = 20.0
 """Seconds between saves of a stage's results."""
 CHUNKS = {"certify": 2000, LOCAL: 4, "attack": 100, "autoattack": 50}
 """Chunk size: number of images processed at once, by stage."""
 MANY = 500
 """Chunk size for attacks on a GPU, where one image takes as long as many."""
-ATTACK, AUTOATTACK, RIGHT = "attack", "autoattack", "right"
-"""Files besides one file of radii per method: attack distances, and whether the label is correct."""
+ATTACK, AUTOATTACK, UNCLIPPED, RIGHT = "attack", "autoattack", "autoattack-unclipped", "right"
+"""Files besides one file of radii per method: attack distances, and whether the label is correct. AutoAttack runs twice: on
+images that stay in [0, 1], and without that limit."""
 
 
 @final
@@ -124,9 +126,10 @@ def _measurements(
 ) -> list[tuple[str, Callable[[slice], Array], int]]:
     """Return the function to apply and the images to apply it to, by the name of the file that stores the results."""
     todo: list[tuple[str, Callable[[slice], Array], int]] = []
-    if "certify" in effort.stages:
-        for method in contender.methods:
+    for method in contender.methods:
+        if _stage_of(method) in effort.stages:
             todo.append((f"radii-{method}", partial(_radii, contender, X, method), len(X)))
+    if "certify" in effort.stages:
         todo.append((RIGHT, lambda some: contender.predict(X[some]) == y[some], len(X)))
     for method, n in ((SHARED, len(X)), (LOCAL, effort.images)):
         if method in effort.stages and method in contender.by_sample:
@@ -135,8 +138,14 @@ def _measurements(
     if ATTACK in effort.stages:
         todo.append((ATTACK, lambda some: contender.attack(X[some], y[some], sizes, row.seed), effort.images))
     if AUTOATTACK in effort.stages and find_spec("torchattacks") is not None:
-        todo.append((AUTOATTACK, lambda some: _autoattacked(row, contender, X[some], y[some], effort), effort.autoattack))
+        for name in (AUTOATTACK, UNCLIPPED):
+            work = partial(_autoattacked, row, contender, X, y, effort, name == AUTOATTACK)
+            todo.append((name, work, effort.autoattack))
     return todo
+
+
+def _stage_of(method: str) -> str:
+    return MULTIPLIER if method == MULTIPLIER else "certify"
 
 
 def _radii(contender: Contender, X: Array, method: str, some: slice) -> Array:
@@ -152,14 +161,15 @@ def finished(row: Row, folder: Path, effort: Effort) -> bool:
     by_sample = facts.get("by sample", (SHARED, LOCAL) if row.is_ours else ())
     wanted: dict[str, int] = {}
     if "certify" in effort.stages:
-        wanted |= dict.fromkeys((RIGHT, *(f"radii-{method}" for method in facts["methods"])), facts["tests"])
+        wanted[RIGHT] = facts["tests"]
+    wanted |= {f"radii-{method}": facts["tests"] for method in facts["methods"] if _stage_of(method) in effort.stages}
     for method, n in ((SHARED, facts["tests"]), (LOCAL, min(effort.images, facts["tests"]))):
         if method in effort.stages and method in by_sample:
             wanted[f"radii-{method}"] = n
     if ATTACK in effort.stages:
         wanted[ATTACK] = min(effort.images, facts["tests"])
     if AUTOATTACK in effort.stages and find_spec("torchattacks") is not None:
-        wanted[AUTOATTACK] = min(effort.autoattack, facts["tests"])
+        wanted |= dict.fromkeys((AUTOATTACK, UNCLIPPED), min(effort.autoattack, facts["tests"]))
     return all(len(kept(folder, name)[0]) >= n for name, n in wanted.items())
 
 
@@ -256,9 +266,9 @@ def _keep(folder: Path, name: str, values: Array, facts: dict[str, Any]) -> None
 
 def _chunk(name: str, device: str) -> int:
     """Return the number of images to process at once."""
-    if device.startswith("cuda") and name in (ATTACK, AUTOATTACK):
+    if device.startswith("cuda") and name in (ATTACK, AUTOATTACK, UNCLIPPED):
         return MANY
-    return CHUNKS.get(name.removeprefix("radii-"), CHUNKS["certify"])
+    return CHUNKS.get(name.removeprefix("radii-").removesuffix("-unclipped"), CHUNKS["certify"])
 
 
 def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, effort: Effort, where: tuple[int, str]) -> None:
@@ -282,12 +292,13 @@ def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, 
         _keep(folder, name, values, facts)
 
 
-def _autoattacked(row: Row, contender: Contender, X: Array, y: Array, effort: Effort) -> Array:
+def _autoattacked(row: Row, contender: Contender, X: Array, y: Array, effort: Effort, clip: bool, some: slice) -> Array:
     """Return the attack distances of AutoAttack: 0 where the label is already wrong, inf where no attack succeeds."""
+    X, y = X[some], y[some]
     distances = np.where(contender.predict(X) == y, np.inf, 0.0)
     shape = image_shape(row.data, X.shape[1])
     model, options = contender.image_model(shape), {"steps": effort.steps, "queries": effort.queries, "seed": row.seed}
-    for eps in sizes_of(row.data).values():
+    for eps in (sizes_of(row.data)[size] for size in compared_at(row.data)):
         # rounding to float32 may enlarge a perturbation by this much, and it should stay within eps
-        autoattack(model, contender.predict, X, y, y, distances, eps * (1 - 2 * SLACK), shape, **options)
+        autoattack(model, contender.predict, X, y, y, distances, eps * (1 - 2 * SLACK), shape, clip, **options)
     return distances
