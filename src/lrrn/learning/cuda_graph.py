@@ -26,6 +26,8 @@ LADDER = (16, 24, 32, 36, 40, 48, 64, 96, 128, 192, 256, 384)
 LOOKS = ((0, 8), (256, 64), (4096, 512))
 """Pairs of a step of training and the interval, in steps, at which counts are read from there on. Weights change fast at
 first."""
+EASE = 4
+"""A smaller number of sweeps is tested once in this many intervals: the test costs as much as several steps of a graph."""
 BURSTS = (64, 8, 1)
 """Numbers of steps per graph, largest first. Larger graphs reduce launch overhead, above all where many networks train at
 once."""
@@ -137,7 +139,7 @@ class CapturedSteps:
         self._own = OwnStream(device)
         self._stream = self._own.stream
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self._warm = 0
+        self._warm = self._moment = 0
         self.rate = self._clock.rate
         self.sweeps = sweeps
 
@@ -149,6 +151,7 @@ class CapturedSteps:
     def begin(self, order: Tensor, rates: list[float], first: int, moment: int) -> None:
         """Begin an epoch, as in :meth:`StepClock.begin`."""
         self._clock.begin(order, rates, first, moment)
+        self._moment = moment
 
     def run(self, steps: int) -> tuple[float, tuple[int, int, int]]:
         """Take some steps; return the sum of losses, and the counts of samples, sweeps and missed solves."""
@@ -166,7 +169,8 @@ class CapturedSteps:
             loss = float(self._loss)
             self._loss.zero_()
             samples, spent, missed, short = self._counts.take()
-            self._climb(short > SHORT * samples)
+            period, self._moment = EASE * until_look(self._moment), self._moment + steps
+            self._climb(short > SHORT * samples, self._moment // period > (self._moment - steps) // period)
         return loss, (samples, spent, missed)
 
     @contextmanager
@@ -214,9 +218,10 @@ class CapturedSteps:
         samples, _, _, short = self._counts.take()
         return short <= 0.5 * SHORT * samples
 
-    def _climb(self, too_few: bool) -> None:
+    def _climb(self, too_few: bool, ease: bool) -> None:
+        """Raise the number of sweeps if there were too few; otherwise lower it, if it is time to test that it suffices."""
         at = LADDER.index(self.sweeps)
         if too_few:
             self.sweeps = next((rung for rung in LADDER[at + 1 :] if self._suffices(rung)), LADDER[-1])
-        elif at > 0 and self._suffices(LADDER[at - 1]):
+        elif ease and at > 0 and self._suffices(LADDER[at - 1]):
             self.sweeps = LADDER[at - 1]
