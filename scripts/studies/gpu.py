@@ -292,7 +292,7 @@ def timed_step(net: lrrn.LRRN, objective: Objective, settings: Settings, data: D
 
 
 def convolutions(options: argparse.Namespace) -> Rows:
-    """Train a convolutional network on CIFAR-10 with adversarial inputs: milliseconds a step by epochs, then a captured step."""
+    """Train a convolutional network on CIFAR-10 with adversarial inputs: milliseconds a step by epoch, then a captured step."""
     X, y = datasets.load("cifar10", "train", download=False)
     layer = lrrn.Conv(512, 8, stride=4)
     chosen = recipe("cifar10", "conv") | {"hidden_sizes": (layer,), "epochs": options.conv_epochs}

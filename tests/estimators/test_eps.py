@@ -77,7 +77,7 @@ def test_the_strength_that_certifies_most(eps):
     X, y = straight(200)
     X, y = np.concatenate([X, X[:50]]), np.concatenate([y, np.zeros(50, int)])  # classes differ in size, so that C matters
     splits = list(robust._splits(len(X), 0, y))
-    paths = [robust.logistic(X[train], y[train], None, *robust.STRENGTHS) for train, _ in splits]
+    paths = [list(robust.logistic(X[train], y[train], None, *robust.STRENGTHS)) for train, _ in splits]
     shares = []
     for k, strength in enumerate(robust.STRENGTHS):
         held_out = []
@@ -87,8 +87,26 @@ def test_the_strength_that_certifies_most(eps):
             right = model.predict(X[held]) == y[held]
             held_out += [np.mean(right & (distance(model, X[held]) > size)) for size in np.linspace(0, 2 * eps, 9)]
         shares.append(np.mean(held_out))
-    best = robust._strongest(X, y, robust.sizes(len(X), eps), splits, paths)
+    best = robust._shares(X, y, robust.sizes(len(X), eps), splits, paths).argmax()
     assert shares[best] >= max(shares) - 0.002 > min(shares) + 0.02
+
+
+@pytest.mark.parametrize("scale, eps, fits", [(1.0, 1e-4, 9), (0.02, 1e-4, 11)])
+def test_weak_regularisation_is_tried_only_where_it_may_be_best(scale, eps, fits, monkeypatch):
+    X, y = straight(200)
+    X, y = np.concatenate([X, X[:50]]), np.concatenate([y, np.zeros(50, int)])  # classes differ in size, so that C matters
+    real, made = robust.logistic, []
+
+    def counted(*given):
+        made.append(0)
+        at = len(made) - 1
+        for model in real(*given):
+            made[at] += 1
+            yield model
+
+    monkeypatch.setattr(robust, "logistic", counted)
+    robust.classifier_parameters(scale * X, y, None, eps, 0, lambda parameters, train: lambda held: np.ones(len(held)))
+    assert made[: robust.FOLDS] == [fits] * robust.FOLDS
 
 
 def test_a_network_as_good_as_the_linear_model_is_kept():
@@ -97,10 +115,10 @@ def test_a_network_as_good_as_the_linear_model_is_kept():
 
     def as_good(parameters, train):
         tried.append(parameters["temperature"])
-        model = robust.logistic(X[train], y[train], None, *robust.STRENGTHS)
+        model = list(robust.logistic(X[train], y[train], None, *robust.STRENGTHS))
         splits = list(robust._splits(len(X), 0, y))
-        paths = [robust.logistic(X[rows], y[rows], None, *robust.STRENGTHS) for rows, _ in splits]
-        best = robust._strongest(X, y, robust.sizes(len(X), 1.0), splits, paths)
+        paths = [list(robust.logistic(X[rows], y[rows], None, *robust.STRENGTHS)) for rows, _ in splits]
+        best = robust._shares(X, y, robust.sizes(len(X), 1.0), splits, paths).argmax()
         return lambda held: model[best].share(X[held], y[held], robust.sizes(len(X), 1.0))
 
     chosen, linear = robust.classifier_parameters(X, y, None, 1.0, 0, as_good)

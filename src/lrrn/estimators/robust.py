@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, final
 
 import numpy as np
@@ -77,11 +78,10 @@ def epochs(rows: int) -> int:
     return max(20, math.ceil(steps * BATCH / max(rows, 1)))
 
 
-def logistic(x: Array, label: Array, weight: Array | None, *strengths: float) -> list[Linear]:
+def logistic(x: Array, label: Array, weight: Array | None, *strengths: float) -> Iterator[Linear]:
     """Fit logistic regressions, each from the solution of the one before; their weights have mean zero over the classes."""
     from sklearn.linear_model import LogisticRegression
 
-    found = []
     model = LogisticRegression(max_iter=300, warm_start=True)
     for strength in strengths:
         with warnings.catch_warnings():
@@ -90,8 +90,7 @@ def logistic(x: Array, label: Array, weight: Array | None, *strengths: float) ->
         coef, intercept = model.coef_, model.intercept_
         if len(coef) == 1:
             coef, intercept = np.concatenate([-coef, coef]) / 2, np.concatenate([-intercept, intercept]) / 2
-        found.append(Linear(coef - coef.mean(axis=0), intercept - intercept.mean()))
-    return found
+        yield Linear(coef - coef.mean(axis=0), intercept - intercept.mean())
 
 
 def ridge(x: Array, target: Array, weight: Array | None) -> Linear:
@@ -142,11 +141,18 @@ def classifier_parameters(
         Trains a network and scores rows as :meth:`Linear.share` does. None: no comparison, keep the hidden units.
     """
     if fit is None or np.bincount(label).min() < FOLDS:
-        return margin_parameters(x, logistic(x, label, weight, 1.0)[0], eps), None
+        return margin_parameters(x, next(logistic(x, label, weight, 1.0)), eps), None
     splits = list(_splits(len(x), seed, label))
-    paths = [logistic(x[train], label[train], None if weight is None else weight[train], *STRENGTHS) for train, _ in splits]
-    usual, best = STRENGTHS.index(1.0), _strongest(x, label, sizes(len(x), eps), splits, paths)
-    whole = logistic(x, label, weight, *STRENGTHS[: max(best, usual) + 1])
+    fits = [logistic(x[train], label[train], None if weight is None else weight[train], *STRENGTHS) for train, _ in splits]
+    usual = STRENGTHS.index(1.0)
+    paths = [list(islice(path, usual + 1)) for path in fits]
+    shares = _shares(x, label, sizes(len(x), eps), splits, paths)
+    if shares[-2:].max() == shares.max():
+        # weaker regularisation takes longest to fit, so it is not tried if the last two were worse than an earlier one
+        paths = [[*path, *more] for path, more in zip(paths, fits, strict=True)]
+        shares = _shares(x, label, sizes(len(x), eps), splits, paths)
+    best = int(shares.argmax())  # of equals, the first
+    whole = list(logistic(x, label, weight, *STRENGTHS[: max(best, usual) + 1]))
     # the last network is regularised like the best linear model, so it is kept unless it is worse; the other must be better,
     # and is given up as soon as it is behind
     for k, most, last in ((usual, 1.0, False), (best, SOFTEST, True))[best == usual :]:
@@ -271,10 +277,10 @@ def _splits(n: int, seed: int, label: Array | None) -> Iterator[tuple[Array, Arr
     yield from split.split(np.zeros((n, 1)), label)
 
 
-def _strongest(x: Array, label: Array, at: Array, splits: list[tuple[Array, Array]], paths: list[list[Linear]]) -> int:
-    """Return which of ``STRENGTHS`` certifies most on held-out rows at these sizes; of equals, the first."""
+def _shares(x: Array, label: Array, at: Array, splits: list[tuple[Array, Array]], paths: list[list[Linear]]) -> Array:
+    """Return the certified accuracies on held-out rows, averaged over these sizes, by ``STRENGTHS``."""
     shares = [[model.share(x[held], label[held], at) for model in path] for path, (_, held) in zip(paths, splits, strict=True)]
-    return int(np.concatenate(shares, axis=1).mean(axis=1).argmax())
+    return np.asarray(np.concatenate(shares, axis=1).mean(axis=1))
 
 
 def _better(gains: Array, errors: float = 1.0) -> bool:

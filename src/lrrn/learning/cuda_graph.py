@@ -21,7 +21,7 @@ from lrrn.learning.clock import StepClock
 from lrrn.network.policy import SolvePolicy
 from lrrn.qp import QPSolution
 
-LADDER = (16, 24, 32, 36, 40, 48, 64, 96, 128, 192, 256, 384)
+LADDER = (16, 24, 32, 36, 40, 44, 48, 56, 64, 96, 128, 192, 256, 384)
 """Possible numbers of sweeps per phase. If the largest does not suffice, training falls back to steps without graphs."""
 LOOKS = ((0, 8), (256, 64), (4096, 512))
 """Pairs of a step of training and the interval, in steps, at which counts are read from there on. Weights change fast at
@@ -30,7 +30,7 @@ EASE = 4
 """A smaller number of sweeps is tested once in this many intervals: the test costs as much as several steps of a graph."""
 BURSTS = (64, 8, 1)
 """Numbers of steps per graph, largest first. Larger graphs reduce launch overhead, above all where many networks train at
-once."""
+once. Steps of large convolutions take milliseconds, and capturing 64 of them seconds: they do without the largest."""
 SHORT = 2e-3
 """Share of samples with a residual above the aim from which on the number of sweeps is raised."""
 SAFETY = 0.5
@@ -118,6 +118,8 @@ class CapturedSteps:
         Relative residual that nearly all solves should reach.
     sweeps : int, default=0
         Sweeps per solve, of a run that is resumed; 0 before they are chosen.
+    bursts : tuple of int
+        Numbers of steps per graph, largest first; the last is 1.
     """
 
     def __init__(
@@ -130,8 +132,9 @@ class CapturedSteps:
         steps: int,
         aim: float,
         sweeps: int = 0,
+        bursts: tuple[int, ...] = BURSTS,
     ) -> None:
-        self._slopes, self._update, self._device = slopes, update, device
+        self._slopes, self._update, self._device, self._bursts = slopes, update, device, bursts
         self._clock = StepClock(steps, batch_size, device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._counts = DeviceCounts(aim, device)
@@ -162,7 +165,7 @@ class CapturedSteps:
             while left and self._warm < WARM_UP:
                 self._step()
                 self._warm, left = self._warm + 1, left - 1
-            for size in BURSTS:
+            for size in self._bursts:
                 for _ in range(left // size):
                     self.graph(size).replay()
                 left %= size

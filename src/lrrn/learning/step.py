@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lrrn.kernels.cpu.arguments import Course, Rule
 from lrrn.learning.augment import flipped, shape_of_images, shifted
-from lrrn.learning.cuda_graph import CapturedSteps
+from lrrn.learning.cuda_graph import BURSTS, CapturedSteps
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.flat_adam import FlatAdam, compiles, sgd_rule
 from lrrn.learning.monitor import FIRST_STEPS, ConditionLimit, layer_norms, start_vectors
@@ -255,7 +255,8 @@ class Step:
             return cast(Tensor, self.gradients(data, rows, moment, total_steps, size, policy))
 
         policy, device = self.policy(ignore_failures), data.x.device
-        return CapturedSteps(policy, device, slopes, self.update, size, len(data) // size, self.aim, sweeps)
+        bursts = BURSTS if self._net.is_dense else BURSTS[1:]
+        return CapturedSteps(policy, device, slopes, self.update, size, len(data) // size, self.aim, sweeps, bursts)
 
 
 def _optimizer(flat: FlatParameters, settings: Settings) -> torch.optim.Optimizer:
