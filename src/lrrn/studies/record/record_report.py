@@ -196,9 +196,7 @@ def _attacks(data: str, groups: Mapping[str, list[Row]], results: Results) -> Se
     return section
 
 
-def _autoattacks(
-    data: str, groups: Mapping[str, list[Row]], results: Results
-) -> list[tuple[str, list[str], list[list[str]]]]:
+def _autoattacks(data: str, groups: Mapping[str, list[Row]], results: Results) -> list[tuple[str, list[str], list[list[str]]]]:
     """Return the table of AutoAttack alone, on images that stay in [0, 1] and without that limit, if it was run."""
     lines, sizes = [], compared_at(data)
     for group in groups.values():
