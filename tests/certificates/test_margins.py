@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
-from lrrn.certificates.energies import energy_margins
+from lrrn.certificates.class_energies import energy_margins
 from lrrn.certificates.margins import margin_bounds, ruled_out
 from oracles import random_input, random_network
 from random_certificates import CASES, make

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from lrrn.certificates.errors import SolveErrors, check_guarantee
-from lrrn.certificates.radius import Certificate
 from lrrn.network import LRRN
 from lrrn.network.solution import Solution
 from lrrn.qp import DEFAULT_TOL, row_norms
 
-_UP = 1 + 1e-12
+UP = 1 + 1e-12
 """Factor that covers the rounding of the few scalar operations in this module."""
 
 
@@ -31,9 +30,11 @@ class RootEnergies:
 
     lower: Tensor  # (n,) float64: bound on the exact s at x from below
     upper: Tensor  # and from above
-    below: Tensor  # (n,) float64: largest amount by which a later computation at x can fall below the exact s
-    above: Tensor  # or exceed it
-    slope: float  # growth of below and above per unit of perturbation
+    here: Tensor  # (n,) float64: bound on |r| / sqrt(mu), r the residual of the solve at x
+    solve: Tensor  # (n,) float64: the same for any later solve at x that reports convergence
+    solve_slope: float  # growth of solve per unit of perturbation
+    rounding: Tensor  # (n,) float64: bound on the rounding error of a later s computed at x
+    rounding_slope: float  # growth of rounding per unit of perturbation
     lipschitz: float  # Lipschitz constant of the exact s
     converged: Tensor  # (n,) bool
 
@@ -51,16 +52,32 @@ class RootEnergies:
         rounding = per_unit * size + constant
         s = (2 * solution.energy.to(torch.float64)).sqrt()
         # 2 E(z*) <= 2 E(z) <= 2 E(z*) + |r|^2 / mu, and |r| / mu is within the error bound
-        low = (s - rounding).clamp(min=0.0).square() - (root_mu * errors.here).square() * _UP
-        lower = low.clamp(min=0.0).sqrt() / _UP
-        upper = (s + rounding) * _UP
+        here = root_mu * errors.here * UP
+        low = (s - rounding).clamp(min=0.0).square() - here.square() * UP
+        lower = low.clamp(min=0.0).sqrt() / UP
+        upper = (s + rounding) * UP
         # at x + delta: |z'| is at most |z| plus the displacement of the exact activations plus the errors of both solves
         width = energy.operators[-1].norm() if energy.eliminated and y is None else 0.0
         growth = 1 + (1 + width) * errors.size_slope
-        later = per_unit * (size + (1 + width) * (errors.here + errors.later)) + constant
-        slope = per_unit * growth + root_mu * errors.slope
-        above = (later + root_mu * errors.later) * _UP
-        return cls(lower, upper, later * _UP, above, slope * _UP, energy_constant(net), solution.converged & provable)
+        later = (per_unit * (size + (1 + width) * (errors.here + errors.later)) + constant) * UP
+        solve, solve_slope = root_mu * errors.later * UP, root_mu * errors.slope * UP
+        converged = solution.converged & provable
+        return cls(lower, upper, here, solve, solve_slope, later, per_unit * growth * UP, energy_constant(net), converged)
+
+    @property
+    def below(self) -> Tensor:
+        """Largest amount by which a later computation at x can fall below the exact s: activations are feasible."""
+        return self.rounding
+
+    @property
+    def above(self) -> Tensor:
+        """Largest amount by which a later computation at x can exceed the exact s."""
+        return (self.rounding + self.solve) * UP
+
+    @property
+    def slope(self) -> float:
+        """Growth of below and above per unit of perturbation."""
+        return (self.rounding_slope + self.solve_slope) * UP
 
     def at(self, eps: float, guarantee: str) -> tuple[Tensor, Tensor]:
         """Return bounds on s over all perturbations of norm at most ``eps``; 0 and infinity where nothing is certified."""
@@ -68,14 +85,14 @@ class RootEnergies:
         lower, upper = self.lower - reach, self.upper + reach
         if guarantee == "deployed":
             lower, upper = lower - self.below - self.slope * eps, upper + self.above + self.slope * eps
-        lower = torch.where(self.converged, lower.clamp(min=0.0) / _UP, 0.0)
-        return lower, torch.where(self.converged, upper * _UP, torch.inf)
+        lower = torch.where(self.converged, lower.clamp(min=0.0) / UP, 0.0)
+        return lower, torch.where(self.converged, upper * UP, torch.inf)
 
 
 def energy_constant(net: LRRN) -> float:
     """Return K, the proven Lipschitz constant of sqrt(2 E)."""
     norm = net.energy_snapshot(torch.float64).operators[0].norm()
-    return math.sqrt(norm * norm + net.beta[0]) * _UP
+    return math.sqrt(norm * norm + net.beta[0]) * UP
 
 
 def decision_radius(
@@ -115,10 +132,10 @@ def decide_solution(net: LRRN, x: Tensor, solution: Solution, threshold: float, 
     if threshold < 0:  # every energy is above
         return torch.where(roots.converged, torch.inf, 0.0).to(x)
     level = math.sqrt(2 * threshold)
-    above, below, rate = roots.lower - level * _UP, level / _UP - roots.upper, roots.lipschitz
+    above, below, rate = roots.lower - level * UP, level / UP - roots.upper, roots.lipschitz
     if guarantee == "deployed":
         above, below, rate = above - roots.below, below - roots.above, rate + roots.slope
-    radius = torch.maximum(above, below).clamp(min=0.0) / (rate * _UP) / _UP
+    radius = torch.maximum(above, below).clamp(min=0.0) / (rate * UP) / UP
     return torch.where(roots.converged, radius, 0.0)
 
 
@@ -161,98 +178,7 @@ def energy_interval(
     y = None if y is None else y.to(torch.float64)
     solution = net.infer(x, y, tol=tol, max_sweeps=max_sweeps)
     lower, upper = RootEnergies.of(net, x, solution, tol, y).at(eps, guarantee)
-    return 0.5 * lower.square() / _UP, 0.5 * upper.square() * _UP
-
-
-def certify_energies(
-    net: LRRN, x: Tensor, *, guarantee: str = "deployed", tol: float | None = None, max_sweeps: int = 1000
-) -> Certificate:
-    """Certify the labels of a classifier that predicts the label of least clamped energy.
-
-    Parameters
-    ----------
-    net : LRRN
-        Label j stands for the output clamped to the j-th unit vector.
-    x : Tensor of shape (n, d_0)
-    guarantee, tol, max_sweeps
-        As in :func:`lrrn.certify`.
-
-    Returns
-    -------
-    Certificate
-        ``margin`` and ``error_bound`` are in units of sqrt(2 E).
-    """
-    check_guarantee(guarantee)
-    if net.sizes[-1] < 2:
-        raise ValueError("a certificate compares labels, and this network has one output")
-    tol = DEFAULT_TOL[torch.float64] if tol is None else tol
-    x = x.to(torch.float64)
-    energies, roots = _of_labels(net, x, tol, max_sweeps)
-    table = torch.stack(energies, dim=-1)
-    best = table.argmin(-1)
-    lower, upper, below, above = (
-        torch.stack([getattr(root, name) for root in roots], dim=-1) for name in ("lower", "upper", "below", "above")
-    )
-
-    def of_best(values: Tensor) -> Tensor:
-        return values.gather(1, best[:, None])
-
-    s = (2 * table).sqrt()
-    margin = s.scatter(1, best[:, None], math.inf).amin(-1) - of_best(s)[:, 0]
-    least, most = (t.scatter(1, best[:, None], math.inf).amin(-1) for t in (lower, upper))
-    # the exact margin lies between these two
-    error = torch.maximum(margin - (least - of_best(upper)[:, 0]), most - of_best(lower)[:, 0] - margin) * _UP
-    slack = lower - of_best(upper)
-    rate = 2 * roots[0].lipschitz
-    if guarantee == "deployed":
-        # sqrt(a^2 + b^2) <= a + b separates the error of the solve from the root
-        slack = slack - below - of_best(above)
-        rate = rate + 2 * max(root.slope for root in roots)
-    slack = slack.scatter(1, best[:, None], math.inf)
-    radius = (slack.amin(-1) / (rate * _UP)).clamp(min=0.0) / _UP
-    converged = torch.stack([root.converged for root in roots], dim=-1).all(-1)
-    radius = torch.where(converged & radius.isfinite(), radius, 0.0)
-    return Certificate(best, margin, radius, torch.where(converged, error, math.inf), "energy", guarantee)
-
-
-def _of_labels(net: LRRN, x: Tensor, tol: float, max_sweeps: int) -> tuple[list[Tensor], list[RootEnergies]]:
-    """Return the energies of the output clamped to each label in turn, and bounds on their roots."""
-    n_classes = net.sizes[-1]
-    energies, roots = [], []
-    for label in range(n_classes):
-        target = x.new_zeros((len(x), n_classes))
-        target[:, label] = 1
-        solution = net.infer(x, target, tol=tol, max_sweeps=max_sweeps)
-        energies.append(solution.energy)
-        roots.append(RootEnergies.of(net, x, solution, tol, target))
-    return energies, roots
-
-
-def energy_margins(net: LRRN, x: Tensor, eps: float, max_sweeps: int = 1000) -> tuple[Tensor, Tensor]:
-    """Return bounds on the margin of every label over all perturbations of Euclidean norm at most ``eps``.
-
-    The margin of a label is the smallest other sqrt(2 E) minus its own, of the exact energies clamped to the labels.
-
-    Parameters
-    ----------
-    net : LRRN
-    x : float64 Tensor of shape (n, d_0)
-    eps : float
-        Size of the perturbation.
-    max_sweeps : int, default=1000
-        As in :meth:`LRRN.infer`.
-
-    Returns
-    -------
-    lower, upper : float64 Tensor of shape (n, d_L)
-        Infinite where the solve for the label did not converge.
-    """
-    roots = _of_labels(net, x, DEFAULT_TOL[torch.float64], max_sweeps)[1]
-    low, high = (torch.stack(ends, -1) for ends in zip(*(root.at(eps, "exact") for root in roots), strict=True))
-    own = torch.eye(len(roots), dtype=torch.bool, device=x.device)
-    least, most = (ends[:, None, :].masked_fill(own, math.inf).amin(-1) for ends in (low, high))
-    far = low.new_full((), math.inf)
-    return torch.nextafter(least - high, -far), torch.nextafter(most - low, far)
+    return 0.5 * lower.square() / UP, 0.5 * upper.square() * UP
 
 
 def certified_auroc(in_distribution: Tensor, out_of_distribution: Tensor) -> float:

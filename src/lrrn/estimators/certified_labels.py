@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from lrrn.certificates.energies import certify_energies
+from lrrn.certificates.class_energies import certify_energies
 from lrrn.certificates.radius import certify_solution, check_method, chosen_method
 from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.certificate import SampleCertificate
@@ -39,7 +39,7 @@ class CertifiedLabels(LiftedEstimator):
         ----------
         X : array of shape (n_samples, n_features)
         method : {"auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local"}, default="auto"
-            As in :func:`lrrn.certify`. Labels predicted by class energies are certified by bounds on these energies.
+            As in :func:`lrrn.certify`. Labels predicted by class energies are certified by bounds on their differences.
         seconds : float, optional
             Time budget for the constants common to all samples, as in :func:`lrrn.certify`.
         target_radius : float, optional

@@ -19,7 +19,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d
 from torch import Tensor
 
-from lrrn.certificates.energies import energy_margins
+from lrrn.certificates.class_energies import energy_margins
 from lrrn.certificates.margins import margin_bounds, ruled_out
 from lrrn.estimators._base import NORMS, Array
 from lrrn.estimators.classifier import LRRNClassifier
