@@ -105,7 +105,13 @@ CHANGES: dict[tuple[str, str], Recipe] = {
     ("mnist", "paper_b"): {"margin": 1.2, "temperature": 0.1, "adversarial_eps": 1.2},
     ("fashion_mnist", "wide"): {"hidden_sizes": (1024,), "margin": 2.4, "temperature": 0.25, "adversarial_eps": 0.8},
     ("fashion_mnist", "accurate"): {"hidden_sizes": (1024,), "margin": 0.4, "adversarial_eps": 0.4, "shifts": 0},
-    ("fashion_mnist", "conv"): {"margin": 0.4, "adversarial_eps": 0.4},
+    ("fashion_mnist", "conv"): {
+        "hidden_sizes": (Conv(512, 16, stride=4),),
+        "margin": 0.4,
+        "temperature": 0.15,
+        "adversarial_eps": 0.4,
+        "flips": True,
+    },
     ("cifar10", "wide"): _COLOUR,
     ("cifar10", "conv"): {**_COLOUR, "hidden_sizes": (Conv(512, 8, stride=4, padding=2),)},
 }
