@@ -22,7 +22,7 @@ from records import LITTLE, TINY
 
 
 @pytest.mark.parametrize("kind", ["paper_a", "conv", "prototypes", "nearest"])
-def test_a_row_is_carried_out_once_and_its_figures_agree(kind, root, tmp_path):
+def test_a_row_is_carried_out_once_and_its_figures_agree(kind, root, tmp_path, monkeypatch):
     row = Row(kind, "mnist", extent=TINY)
     assert not finished(row, tmp_path, LITTLE) and figures(tmp_path) is None
     execute(row, tmp_path, root, "cpu", False, LITTLE)
@@ -50,6 +50,10 @@ def test_a_row_is_carried_out_once_and_its_figures_agree(kind, root, tmp_path):
     before = kept(tmp_path, ATTACK)[0]
     execute(row, tmp_path, root, "cpu", False, more)
     assert len(kept(tmp_path, ATTACK)[0]) == 6 and np.array_equal(kept(tmp_path, ATTACK)[0][:4], before)
+    # on another machine: both are named
+    monkeypatch.setattr(stages, "device_name", lambda device: "another")
+    execute(row, tmp_path, root, "cpu", False, replace(more, images=7))
+    assert kept(tmp_path, ATTACK)[1]["device"].endswith(", another")
 
 
 def test_an_interrupted_stage_continues_where_it_was(root, tmp_path, monkeypatch):

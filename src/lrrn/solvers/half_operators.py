@@ -127,10 +127,10 @@ class OperatorSteps:
             lefts.append(torch.empty_like(layer.here))
             directions.append(torch.empty_like(layer.here))
             frees.append(torch.empty(layer.here.shape, dtype=torch.int8, device=size.device))
-            given = (*layer.box, self._steps[i], self._scale, leads[i], size)
+            start = (*layer.box, self._steps[i], self._scale, leads[i], size)
             begun = (lefts[i], frees[i], directions[i], layer.ahead, before)
-            counts = (layer.width, firsts[i], parts, FARTHEST)
-            kernels.aim[n, layer.parts](*given, *begun, *counts, LEADS=self._leads is not None, WIDTH=WIDTH)
+            scope = (layer.width, firsts[i], parts, FARTHEST)
+            kernels.aim[n, layer.parts](*start, *begun, *scope, LEADS=self._leads is not None, WIDTH=WIDTH)
             firsts.append(firsts[-1] + layer.parts)
         for _ in range(sweeps):
             products = self._products(layers)

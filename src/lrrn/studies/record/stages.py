@@ -41,7 +41,7 @@ STAGES = ("train", "certify", MULTIPLIER, SHARED, LOCAL, "attack", "autoattack")
 """All stages, in order: the multiplier bounds of wide networks take minutes, and are a stage of their own."""
 SAVE_SECONDS = 20.0
 """Seconds between saves of a stage's results."""
-CHUNKS = {"certify": 2000, LOCAL: 4, "attack": 100, "autoattack": 50}
+CHUNKS = {"certify": 2000, SHARED: 500, LOCAL: 4, "attack": 100, "autoattack": 50}
 """Chunk size: number of images processed at once, by stage."""
 MANY = 500
 """Chunk size for attacks on a GPU, where one image takes as long as many."""
@@ -268,6 +268,8 @@ def _chunk(name: str, device: str) -> int:
     """Return the number of images to process at once."""
     if device.startswith("cuda") and name in (ATTACK, AUTOATTACK, UNCLIPPED):
         return MANY
+    if device.startswith("cuda") and name == f"radii-{SHARED}":
+        return CHUNKS["certify"]
     return CHUNKS.get(name.removeprefix("radii-").removesuffix("-unclipped"), CHUNKS["certify"])
 
 
@@ -284,7 +286,8 @@ def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, 
         start = time.perf_counter()
         found = work(slice(len(values), min(len(values) + chunk, n)))
         values = np.concatenate([values, found]) if len(values) else found
-        facts = {"seconds": facts["seconds"] + time.perf_counter() - start, "device": device}
+        devices = dict.fromkeys([*filter(None, facts.get("device", "").split(", ")), device])
+        facts = {"seconds": facts["seconds"] + time.perf_counter() - start, "device": ", ".join(devices)}
         if time.monotonic() - saved > SAVE_SECONDS:
             _keep(folder, name, values, facts)
             saved, done = time.monotonic(), len(values)
