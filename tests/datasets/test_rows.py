@@ -18,6 +18,7 @@ from lrrn.datasets.rows.base import regrouped
 from lrrn.reports.audit import attack, certify
 from lrrn.reports.evaluation import evaluate
 from lrrn.reports.scoring import Parts, over_rows
+from lrrn.runtime import memory
 
 N, D = 103, 5
 
@@ -281,7 +282,7 @@ def classifier():
 
 @needs_smaps
 def test_an_estimator_does_not_pull_a_map_into_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("lrrn.estimators._base.CHUNK_UNITS", 2**17)
+    monkeypatch.setitem(memory.NUMBERS, "cpu", 2**9 * 263)  # inputs and units
     X = big_map(tmp_path, 16_000, 256)  # 16 MB, in chunks of half a MB; the system may map 2 MB around a page
     classifier = LRRNClassifier(hidden_sizes=(4,), epochs=1, random_state=0).fit(np.array(X[:30]), np.arange(30) % 3)
     seen = []
@@ -295,7 +296,7 @@ def test_an_estimator_does_not_pull_a_map_into_memory(tmp_path, monkeypatch):
 
 
 def test_a_map_is_checked_before_any_work(tmp_path, classifier, monkeypatch):
-    monkeypatch.setattr("lrrn.estimators._base.CHUNK_UNITS", 2**12)
+    monkeypatch.setitem(memory.NUMBERS, "cpu", 2**12)
     np.save(tmp_path / "t.npy", np.ones((1000, 64)))
     data = np.load(tmp_path / "t.npy", mmap_mode="r+")
     data[990, 3] = np.nan
@@ -316,7 +317,7 @@ def test_a_map_is_checked_before_any_work(tmp_path, classifier, monkeypatch):
 
 
 def test_scores_of_a_table_are_those_of_its_array(tmp_path, classifier, monkeypatch):
-    monkeypatch.setattr("lrrn.estimators._base.CHUNK_UNITS", 64 * 100)
+    monkeypatch.setitem(memory.NUMBERS, "cpu", 75 * 100)
     X = np.array(big_map(tmp_path, 950))
     y = np.arange(950) % 3
     np.savez(tmp_path / "t.npz", X=X, y=y)
@@ -339,7 +340,7 @@ def as_figures(evaluation):
 
 
 def test_the_gaussian_has_the_moments_of_the_samples(tmp_path, classifier, monkeypatch):
-    monkeypatch.setattr("lrrn.estimators._base.CHUNK_UNITS", 64 * 500)
+    monkeypatch.setitem(memory.NUMBERS, "cpu", 75 * 500)
     rng = np.random.default_rng(2)
     X = rng.random((4000, 64)) @ rng.standard_normal((64, 64)) + 3
     drawn = []

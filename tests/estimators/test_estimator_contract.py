@@ -18,7 +18,7 @@ from sklearn.preprocessing import MinMaxScaler
 
 import lrrn
 from lrrn import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
-from lrrn.estimators import _base
+from lrrn.runtime import memory
 from oracles import PlainNetwork, by_quadprog, full_qp
 from small_estimators import blobs, classifier, energy_model, regressor, weights
 
@@ -90,7 +90,7 @@ def test_long_inputs_are_taken_in_chunks(monkeypatch):
     X, y = blobs()
     model = classifier(standardize=True).fit(X, y)
     scores, radii, label, energy = model.decision_function(X), model.certified_radius(X), model.predict(X), model.energy(X)
-    monkeypatch.setattr(_base, "CHUNK_UNITS", 60)
+    monkeypatch.setitem(memory.NUMBERS, "cpu", 60)
     np.testing.assert_allclose(model.decision_function(X), scores, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(model.certified_radius(X), radii, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(model.energy(X), energy, rtol=1e-6)

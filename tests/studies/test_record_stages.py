@@ -10,7 +10,8 @@ import torch
 
 from cifar_files import publish_cifar, write_cifar
 from lrrn import Conv, load
-from lrrn.studies.record import contenders, recipes, record_report, stages
+from lrrn.runtime import memory
+from lrrn.studies.record import recipes, record_report, stages
 from lrrn.studies.record import record as record_module
 from lrrn.studies.record.contenders import Lifted, Plain
 from lrrn.studies.record.data import sizes_of
@@ -116,7 +117,7 @@ def test_large_convolutions_do_without_what_needs_a_matrix(colours, tmp_path, mo
     small = {**recipes._SMALL["conv"], "hidden_sizes": (Conv(86, 8, stride=4),), "epochs": 1}  # 4,214 units
     monkeypatch.setitem(recipes._SMALL, "conv", small)
     row, effort = Row("conv", "cifar10", extent=replace(TINY, samples=30, tests=4)), replace(LITTLE, images=1)
-    monkeypatch.setattr(contenders, "VALUES", {"cpu": 3 * 4224})
+    monkeypatch.setitem(memory.NUMBERS, "cpu", 3 * (3072 + 4214 + 10))
     execute(row, tmp_path / "row", colours, "cpu", False, effort)
     assert finished(row, tmp_path / "row", effort)
     result = figures(tmp_path / "row")

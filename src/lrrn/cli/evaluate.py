@@ -18,6 +18,7 @@ from lrrn.cli.inputs import (
     method_name,
     numbers,
     perturbation_sizes,
+    share_of,
     sides_of,
 )
 from lrrn.cli.options import (
@@ -30,6 +31,7 @@ from lrrn.cli.options import (
     Limit,
     Method,
     PageFile,
+    Part,
     Root,
     Samples,
     SavedModel,
@@ -38,7 +40,16 @@ from lrrn.cli.options import (
     Split,
     Target,
 )
-from lrrn.cli.output import check_distinct, console, errors_explained, publish, publish_audit, writable, write_text
+from lrrn.cli.output import (
+    STDOUT,
+    check_distinct,
+    console,
+    errors_explained,
+    publish,
+    publish_audit,
+    writable,
+    write_text,
+)
 
 
 def evaluate(
@@ -89,6 +100,7 @@ def certify(
     limit: Limit = None,
     method: Method = "auto",
     samples: Samples = None,
+    part: Part = None,
     export_proof: Annotated[
         Path | None,
         typer.Option(help="Write certificates of the exact label to this .json file, for checker/check_certificate.py."),
@@ -100,9 +112,14 @@ def certify(
 ) -> None:
     """Prove how far samples can be perturbed before a label can change, or how far a regressor's predictions can move.
 
-    Labels are not needed; with them, the certified accuracy is shown. Samples need not fit into memory.
+    Labels are not needed; with them, the certified accuracy is shown. Samples need not fit into memory. With --samples,
+    results are saved at intervals, and the same command continues after an interruption.
     """
-    sizes, method = perturbation_sizes(eps), method_name(method)
+    sizes, method, share = perturbation_sizes(eps), method_name(method), share_of(part)
+    if part is not None and samples is None:
+        raise typer.BadParameter("--part needs --samples, the file that the shares are merged into")
+    if part is not None and export_proof is not None:
+        raise typer.BadParameter("--export-proof is for all samples; leave --part out")
     source = DataSource(data, split, root, target, drop, delimiter)
     json_file, page, samples, export_proof = (writable(path) for path in (json_file, page, samples, export_proof))
     check_distinct((model, data, target), samples, json_file, page, export_proof)
@@ -113,24 +130,30 @@ def certify(
     from lrrn.reports import audit, intervals
     from lrrn.reports.pipelines import last_of
     from lrrn.reports.proofs import written_proof
+    from lrrn.reports.scoring import Share
     from lrrn.runtime.ranks import joined
 
-    with errors_explained(), joined(where) as ranks:
+    advice = None if samples else "nothing was kept; with --samples FILE the same command continues where it was stopped"
+    with errors_explained(advice=advice), joined(where) as ranks:
         fitted, rows = load_fitted(model, source, device, limit)
+        way = (Share(*share), None if json_file == STDOUT else "certifying")
         # nothing here is random; --seed exists so that scripts can pass it to every command
         result: audit.Audit | intervals.Intervals
         if isinstance(last_of(fitted), LRRNRegressor):
             if method != "auto":
                 raise typer.BadParameter(f"--method is for classifiers; {model} holds a regressor")
-            result = intervals.certify(model.name, fitted, rows, sizes, samples)
+            result = intervals.certify(model.name, fitted, rows, sizes, samples, *way)
         else:
-            result = audit.certify(model.name, fitted, rows, None, sizes, method, samples)
+            result = audit.certify(model.name, fitted, rows, None, sizes, method, samples, *way)
         proof = None if export_proof is None or not ranks.is_main else written_proof(model, fitted, rows.everything()[0])
     if ranks.is_main:
         if export_proof is not None and proof is not None:
             write_text(export_proof, json.dumps(proof) + "\n")
             console.print(f"{len(proof['certificates'])} certificates: {export_proof}")
-        publish_audit(f"{model.name} on {data}", result, json_file, page, samples)
+        title = f"{model.name} on {data}" + ("" if part is None else f", part {part}")
+        publish_audit(title, result, json_file, page, samples)
+        if part is not None:
+            console.print(f"kept in {samples}.parts; the command without --part merges all parts")
 
 
 def attack(

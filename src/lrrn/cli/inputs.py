@@ -57,6 +57,14 @@ def one_size(eps: str | None) -> float | None:
     return sizes[0] if sizes else None
 
 
+def share_of(part: str | None) -> tuple[int, int]:
+    """Return which share of the samples --part names, and of how many."""
+    ends = ["1", "1"] if part is None else part.split("/")
+    if not (len(ends) == 2 and all(end.isdecimal() and len(end) < 10 for end in ends) and 1 <= int(ends[0]) <= int(ends[1])):
+        raise typer.BadParameter(f"--part should be a share such as 2/4, the second of four; got {part!r}")
+    return int(ends[0]), int(ends[1])
+
+
 def one_of(value: str, option: str, choices: Sequence[str]) -> str:
     """Return a value that must be one of several."""
     if value not in choices:

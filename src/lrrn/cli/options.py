@@ -70,6 +70,14 @@ Samples = Annotated[
     ),
 ]
 
+Part = Annotated[
+    str | None,
+    typer.Option(
+        help="Certify only a share of the samples: 2/4 is the second of four. Needs --samples; the same command without it "
+        "merges all shares."
+    ),
+]
+
 SavedModel = Annotated[
     Path, typer.Argument(help="A model saved by lrrn train or lrrn.save, or a name of lrrn models.", metavar="MODEL")
 ]

@@ -32,16 +32,23 @@ def make_way(json_file: Path | None) -> Path | None:
 
 
 @contextmanager
-def errors_explained(checkpoint: Path | None = None) -> Iterator[None]:
-    """Turn errors that users can solve into a message, and say after Ctrl-C how to continue."""
+def errors_explained(checkpoint: Path | None = None, advice: str | None = None) -> Iterator[None]:
+    """Turn errors that users can solve into a message, and say after Ctrl-C how to continue.
+
+    That is with ``checkpoint`` if there is one; or what the work said when it was stopped; or else ``advice``.
+    """
     try:
         yield
     except typer.Exit:  # which is a RuntimeError
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        from lrrn.runtime.interrupts import Terminated
+
         if checkpoint is not None and checkpoint.exists():
             typer.echo(f"stopped; the same command with --resume continues from {checkpoint}", err=True)
-        raise typer.Exit(130) from None
+        elif error.args or advice is not None:
+            typer.echo(f"stopped; {error if error.args else advice}", err=True)
+        raise typer.Exit(143 if isinstance(error, Terminated) else 130) from None
     except (ValueError, ArithmeticError, OSError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error

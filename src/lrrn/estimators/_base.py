@@ -31,11 +31,10 @@ from lrrn.network.layers import checked_image_shape
 from lrrn.network.solution import Solution, check_on_failure
 from lrrn.runtime import ranks
 from lrrn.runtime.devices import choose_device, to_dtype
+from lrrn.runtime.memory import rows_at_once
 from lrrn.runtime.threads import blas_threads
 
 Array = NDArray[Any]
-CHUNK_UNITS = 2**22
-"""Numbers per layer held in memory during inference: a chunk has ``CHUNK_UNITS`` / (width of the widest layer) samples."""
 STANDARDIZE = (False, True, "common", "features")
 """Values of ``standardize``."""
 NORMS = {"input": "euclidean", "euclidean": "euclidean", "scaled": "scaled"}
@@ -266,7 +265,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     @property
     def chunk_rows_(self) -> int:
         """Number of samples per chunk of inference. It affects results at most in the last bit."""
-        return max(1, CHUNK_UNITS // max(self.network_.sizes))
+        return rows_at_once(self.network_.sizes, self.network_.W[0].device)
 
     def _chunks(self, X: Array) -> Iterator[Tensor]:
         """Yield chunks of X as float64 tensors on the network's device."""

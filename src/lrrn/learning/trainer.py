@@ -22,7 +22,6 @@ from lrrn.learning.data_parallel import DataParallel
 from lrrn.learning.early_stopping import EarlyStopping
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.identity import identity
-from lrrn.learning.interrupts import first_interrupt
 from lrrn.learning.monitor import SolveCounts, check_health, condition_number, weight_norms
 from lrrn.learning.objectives import Objective
 from lrrn.learning.progress import JsonLines, ProgressBar
@@ -31,6 +30,7 @@ from lrrn.learning.settings import Data, Settings
 from lrrn.learning.step import Step
 from lrrn.network import LRRN
 from lrrn.runtime import ranks, storage
+from lrrn.runtime.interrupts import first_interrupt
 from lrrn.runtime.threads import one_thread
 
 logger = logging.getLogger("lrrn.learning")

@@ -16,17 +16,22 @@ from numpy.typing import NDArray
 from torch import nn
 
 from lrrn.attacks.perturbations import minimal_perturbation, pgd
+from lrrn.certificates.matrix_free import takes_operators
 from lrrn.datasets.rows import ArrayRows, Rows
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
 from lrrn.reports.evaluation import check_labels, finite, heading_of, sizes_for
 from lrrn.reports.images import obstacle_of
 from lrrn.reports.page import Page
 from lrrn.reports.pipelines import PipelineModel, identity_of, last_of
-from lrrn.reports.scoring import Parts, over_rows
+from lrrn.reports.scoring import ALL, Parts, Share, over_rows
+from lrrn.runtime.memory import rows_at_once
 
 Array = NDArray[Any]
 logger = logging.getLogger("lrrn.reports")
 LOCAL_ROWS = 16
+"""Number of samples in a chunk of local radii, each of which takes a fraction of a second."""
+GUARANTEE = "deployed"
+"""Guarantee of the radii; see :func:`lrrn.certify`."""
 
 
 @final
@@ -135,6 +140,8 @@ def certify(
     eps: Sequence[float] | None = None,
     method: str = "auto",
     samples: Path | None = None,
+    share: Share = ALL,
+    progress: str | None = None,
 ) -> Audit:
     """Certify the predictions of a fitted model; inside :func:`lrrn.runtime.ranks.joined` all ranks share the work.
 
@@ -153,7 +160,11 @@ def certify(
     method : str, default="auto"
         As in :func:`lrrn.certify`.
     samples : path, optional
-        Write label, radius and whether the label is correct to this ``.npz`` or ``.parquet`` file.
+        Write label, radius and whether the label is correct to this ``.npz`` or ``.parquet`` file. An interrupted call is
+        continued by the next one.
+    share, progress
+        Which of the samples to certify and report on, and whether to show progress; see
+        :func:`lrrn.reports.scoring.over_rows`.
 
     Returns
     -------
@@ -170,16 +181,23 @@ def certify(
         raise ValueError(obstacle)
 
     work = partial(_certified_chunk, model, method)
-    run = {"model": identity_of(model), "method": method, "as": "certify"}
-    parts = None if samples is None else Parts(samples, run)
-    # a local radius takes a fraction of a second, so even a few samples are worth distributing
-    size = LOCAL_ROWS if method == "local" else model.chunk_rows_
-    columns = over_rows(rows, size, work, parts)
-    seconds = time.perf_counter() - start
-    sizes, norm = sizes_for(model, eps), model._norm(None)
     last = last_of(model)
     chosen = last._chosen_method(method) if isinstance(last, LRRNClassifier) else method
-    return Audit(name, sizes, chosen, "deployed", columns.get("right"), columns["radius"], seconds=seconds, norm=norm)
+    run = {"model": identity_of(model), "method": method, "guarantee": GUARANTEE, "as": "certify"}
+    parts = None if samples is None else Parts(samples, run)
+    columns = over_rows(rows, _chunk_rows(model, chosen), work, parts, share, progress)
+    seconds = time.perf_counter() - start
+    sizes, norm = sizes_for(model, eps), model._norm(None)
+    return Audit(name, sizes, chosen, GUARANTEE, columns.get("right"), columns["radius"], seconds=seconds, norm=norm)
+
+
+def _chunk_rows(model: Any, method: str) -> int:
+    """Return the number of samples in a chunk: few where a sample takes long, so that they are distributed and saved soon."""
+    if method == "local":
+        return LOCAL_ROWS
+    net = model.network_
+    slow = method == "shared" and takes_operators(net.energy_snapshot(torch.float64))
+    return rows_at_once(net.sizes, net.W[0].device, slow=True) if slow else model.chunk_rows_
 
 
 def _certified_chunk(model: Any, method: str, X: Array, y: Array | None, _: int) -> dict[str, Array]:

@@ -16,7 +16,7 @@ from lrrn.estimators import LRRNRegressor
 from lrrn.reports.evaluation import finite, heading_of, sizes_for
 from lrrn.reports.page import Page
 from lrrn.reports.pipelines import PipelineModel, identity_of
-from lrrn.reports.scoring import Parts, over_rows
+from lrrn.reports.scoring import ALL, Parts, Share, over_rows
 
 Array = NDArray[Any]
 
@@ -64,7 +64,13 @@ class Intervals:
 
 
 def certify(
-    name: str, model: LRRNRegressor | PipelineModel, rows: Rows, eps: Sequence[float] | None = None, samples: Path | None = None
+    name: str,
+    model: LRRNRegressor | PipelineModel,
+    rows: Rows,
+    eps: Sequence[float] | None = None,
+    samples: Path | None = None,
+    share: Share = ALL,
+    progress: str | None = None,
 ) -> Intervals:
     """Certify the predictions of a regressor; inside :func:`lrrn.runtime.ranks.joined` all ranks share the work.
 
@@ -80,6 +86,8 @@ def certify(
         ``standardize`` found.
     samples : path, optional
         Write predictions and intervals to this ``.npz`` or ``.parquet`` file.
+    share, progress
+        As in :func:`lrrn.reports.audit.certify`.
 
     Returns
     -------
@@ -95,7 +103,8 @@ def certify(
         return columns
 
     run = {"model": identity_of(model), "sizes": list(sizes), "as": "certify"}
-    columns = over_rows(rows, model.chunk_rows_, work, None if samples is None else Parts(samples, run))
+    parts = None if samples is None else Parts(samples, run)
+    columns = over_rows(rows, model.chunk_rows_, work, parts, share, progress)
     ends = {size: (columns[f"lower {size}"], columns[f"upper {size}"]) for size in sizes}
     return Intervals(name, columns["prediction"], ends, time.perf_counter() - start, model._norm(None))
 

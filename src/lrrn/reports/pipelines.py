@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, final
 
 import numpy as np
@@ -12,7 +13,6 @@ from lrrn.bounds import LipschitzBound
 from lrrn.estimators import LRRNRegressor, certify_pipeline
 from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.affine import AffineChain, AffineMap, split
-from lrrn.runtime.storage import fingerprint
 
 
 @final
@@ -91,7 +91,15 @@ def last_of(model: Any) -> LiftedEstimator:
 
 
 def identity_of(model: Any) -> str:
-    """Return a hash of what a model computes."""
+    """Return a hash of what a model computes: parameters, structure, scaling, and the steps of a Pipeline."""
     maps = [AffineMap.of(step) for _, step in model.steps] if isinstance(model, PipelineModel) else []
     arrays = [torch.as_tensor(array) for one in maps for array in (one.matrix, one.offset)]
-    return fingerprint(*model.network_.parameters(), *arrays)
+    last, net = last_of(model), model.network_
+    scaling = [torch.as_tensor(np.atleast_1d(array)) for array in (last.offset_in_, last.scale_in_)]
+    tensors = [*net.parameters(), *scaling, *arrays]
+    facts = [type(last).__name__, net.architecture, net.beta, net.gamma, net.intervals, last.max_sweeps]
+    facts += [np.asarray(getattr(last, name, None)).tolist() for name in ("objective", "classes_", "offset_")]
+    digest = hashlib.blake2b(repr(facts).encode(), digest_size=16)
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode() + tensor.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()

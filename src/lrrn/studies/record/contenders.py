@@ -27,8 +27,8 @@ SHARED, LOCAL = "shared", "local"
 """Per-sample certificates: ``SHARED`` for all images in batches, ``LOCAL`` for the first images one by one."""
 ROWS = 2048
 """Batch size for scores."""
-VALUES, KEPT = {"cpu": 2**23, "cuda": 2**26}, 2**28
-"""Numbers of activations that a chunk of images may have, by device, and that are kept for further methods."""
+KEPT = 2**28
+"""Number of activations that are kept for further methods."""
 
 
 class Contender(Protocol):
@@ -107,9 +107,8 @@ class Lifted:
 
     @property
     def rows_at_once(self) -> int:
-        """Number of images, by the number of units."""
-        net = self._model.network_
-        return max(1, VALUES[net.W[0].device.type] // sum(net.sizes[1:]))
+        """Number of images, by the rule of the estimators."""
+        return self._model.chunk_rows_
 
     @property
     def n_parameters(self) -> int:
