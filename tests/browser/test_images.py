@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
 
@@ -12,8 +13,10 @@ from explorer_page import draw, explorer, find, strokes, until
 
 import lrrn
 from browsing import ARTEFACTS, WAIT, says, settled
-from lrrn import Conv, LRRNEnergyModel
+from lrrn import Conv, LRRNEnergyModel, datasets
+from lrrn.persistence.published import read_radii
 from sessions import colours, convolutional, in_colour, session_of
+from shipped_folder import NAME, own_folder
 
 pytest.importorskip("starlette", reason="the explorer's server needs the extra explore")
 pytest.importorskip("playwright", reason="driving a browser needs playwright, of the extra test")
@@ -125,6 +128,59 @@ def test_a_large_convolution_says_why_it_has_no_local_radius(opened, tmp_path, p
         assert "needs a matrix of the size of all hidden units" in reason and "5,760" in reason
         assert "90 channels of 8 \u00d7 8, the first 64 shown" in page.inner_text("#activations")
         assert page.inner_text("#radius-note") == "proven" and problems == []
+
+
+# --- images of shipped models -------------------------------------------------------------------------------------------
+
+
+def test_a_test_image_of_a_shipped_model_stands_beside_its_attack(opened, tmp_path, monkeypatch, problems):
+    known = read_radii(own_folder(tmp_path, monkeypatch).radii_path)
+    _, y = datasets.load("digits", "test")
+    with explorer(NAME, seconds=WAIT) as url, opened(url) as page:
+        page.fill("#gallery-number", "17")
+        page.keyboard.press("Tab")
+        says(page, "#image-facts", "17 of digits")
+        settled(page)
+        np.testing.assert_allclose(
+            bytes_of(page, "#attack-before")[..., 0], bytes_of(page, "#reconstructions canvas")[..., 0], atol=1
+        )
+        says(page, "#image-facts", "times the certified radius")
+        facts = " ".join(page.inner_text("#image-facts").split())
+        found = dict(re.findall(r"(true label|published radius|certified radius|nearest attack found) ([0-9.]+)", facts))
+        assert int(found["true label"]) == y[17] and page.inner_text("#prediction") == str(known.predicted[17])
+        assert float(found["published radius"]) == pytest.approx(float(known.radius[17]), abs=6e-4)
+        assert (
+            0.999 * float(found["published radius"]) <= float(found["certified radius"]) <= float(found["nearest attack found"])
+        )
+        page.screenshot(path=ARTEFACTS / "test-image.png", full_page=True)
+        draw(page, "#pad", [(0.1, 0.1), (0.3, 0.1)])  # now it is another image
+        settled(page)
+        assert "published" not in page.inner_text("#image-facts") and "of digits" not in page.inner_text("#image-facts")
+        page.fill("#gallery-number", "450")
+        page.keyboard.press("Tab")
+        until(page, "document.getElementById('message').innerText.includes('images from 0 to 449; got 450')", WAIT)
+        # the browser itself notes the refusal
+        assert len(problems) == 1 and "400" in problems.pop()
+
+
+def test_in_a_large_convolution_proof_and_attack_are_on_request(opened, tmp_path, problems):
+    model = convolutional(hidden_sizes=(Conv(90, kernel=3, padding=1),), epochs=1)
+    lrrn.save(model, tmp_path / "large.safetensors")
+    with explorer(str(tmp_path / "large.safetensors"), seconds=WAIT) as url, opened(url) as page:
+        draw(page, "#pad", [(0.3, 0.2), (0.6, 0.2), (0.4, 0.8)])
+        until(page, "!document.getElementById('search-part').hidden", WAIT)
+        assert page.evaluate("document.getElementById('norm').disabled")
+        assert "energy gaps of all labels take seconds" in page.inner_text("#clamp-obstacle").lower()
+        page.click("#search")
+        assert page.evaluate("document.getElementById('search').disabled && !document.getElementById('searching').hidden")
+        until(page, "!document.getElementById('norm').disabled", WAIT)
+        says(page, "#image-facts", "times the certified radius")
+        assert page.inner_text("#radius-note") == "proven, shared"
+        assert page.evaluate("!document.getElementById('search').disabled && document.getElementById('searching').hidden")
+        page.screenshot(path=ARTEFACTS / "large-convolution.png", full_page=True)
+        page.click("#clear")
+        until(page, "document.getElementById('search-part').hidden", WAIT)
+        assert problems == []
 
 
 # --- colour -----------------------------------------------------------------------------------------------------------

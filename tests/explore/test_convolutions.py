@@ -13,6 +13,7 @@ import lrrn
 from lrrn import Conv, LRRNClassifier, LRRNEnergyModel
 from lrrn.explore import session as sessions_module
 from lrrn.explore.explorer import Explorer
+from lrrn.explore.gallery import Gallery
 from lrrn.explore.opening import Opened, open_file
 from lrrn.explore.overview import architecture, describe
 from lrrn.explore.session import Session
@@ -140,7 +141,7 @@ def test_saved_models_open_in_the_shape_that_they_were_built_for(tmp_path, grey,
             open_file(path, "cpu", (4, 16) if len(shape) == 2 else (12, 16), None)
     X, y = colours(12, seed=2)
     lrrn.save(coloured.model, path)
-    compared = open_file(path, "cpu", None, ("colours", X, y)).session.reference
+    compared = open_file(path, "cpu", None, Gallery("colours", X, y)).session.reference
     turned = X.reshape(-1, 3, 8, 8)[..., ::-1].reshape(len(X), -1)
     np.testing.assert_allclose(compared.energies["mirrored"], coloured.model.energy(turned), rtol=1e-12)
     dense = LRRNClassifier((5,), epochs=1, random_state=0, device="cpu").fit(X, y)

@@ -8,6 +8,7 @@ import pytest
 import lrrn
 from lrrn import LRRNClassifier, LRRNRegressor
 from lrrn.explore import opening
+from lrrn.explore.gallery import Gallery
 from lrrn.explore.opening import open_file, train_digits
 from lrrn.explore.overview import describe
 from sessions import digits
@@ -38,9 +39,9 @@ def test_models_are_opened_with_what_their_file_holds(tmp_path, plain):
     assert open_file(path, "cpu", None, None).session.reference.source == "digits, held out"
     assert open_file(path, "cpu", (4, 16), None).session.image_shape == (4, 16)
     X, y = digits(50)
-    named = open_file(path, "cpu", None, ("some digits", X, y)).session.reference
+    named = open_file(path, "cpu", None, Gallery("some digits", X, y)).session.reference
     assert named.source == "some digits" and len(named.radii) == 50
-    unlabelled = open_file(path, "cpu", None, ("some digits", X, None)).session.reference
+    unlabelled = open_file(path, "cpu", None, Gallery("some digits", X, None)).session.reference
     assert unlabelled.radii is None and (unlabelled.labels == -1).all()
 
 
@@ -51,7 +52,7 @@ def test_what_cannot_be_explored_is_refused_with_a_reason(tmp_path):
     for shape, data, message in (
         (None, None, "takes 4 features, which make no square image"),
         ((3, 2), None, "images of 3x2 have 6 pixels"),
-        ((2, 2), ("t.csv", np.zeros((3, 5)), None), "t.csv has 5 features"),
+        ((2, 2), Gallery("t.csv", np.zeros((3, 5))), "t.csv has 5 features"),
     ):
         with pytest.raises(ValueError, match=message):
             open_file(path, "cpu", shape, data)

@@ -13,6 +13,7 @@ from importlib.resources import files
 import pytest
 
 from lrrn.explore.explorer import Explorer
+from lrrn.explore.gallery import Gallery
 from lrrn.explore.opening import Opened
 from lrrn.explore.session import Session
 from sessions import digits
@@ -123,9 +124,31 @@ def test_a_body_larger_than_it_says_is_cut_off(served):
         assert connection.getresponse().status == 413
 
 
+def test_images_are_handed_out_by_number(plain):
+    session = Session(plain.model, (8, 8), plain.reference, Gallery("mine", *digits(20)))
+    running = Served(explorer := Explorer("m", lambda progress: Opened(session)))
+    try:
+        while explorer.state()["phase"] == "opening":
+            time.sleep(0.02)
+        status, _, body = running.ask("POST", "/api/image", {"index": 3})
+        assert status == 200 and json.loads(body) == json.loads(json.dumps(session.image(3)))
+        for given, reason in (
+            ({"index": 20}, "mine has images from 0 to 19; got 20"),
+            ({"index": "3"}, "index should be the number of an image; got '3'"),
+            ({"index": True}, "index should be the number of an image; got True"),
+            ({}, "index should be the number of an image; got None"),
+        ):
+            status, _, body = running.ask("POST", "/api/image", given)
+            assert status == 400 and json.loads(body)["error"] == reason
+    finally:
+        running.end()
+
+
 def test_other_questions_and_paths_are_refused(served):
     pixels = [0.0] * 64
     for path, body, status, message in (
+        ("/api/image", {"index": 0}, 400, "no images to choose from"),
+        ("/api/prove", {"pixels": pixels}, 400, "proven without a request"),
         ("/api/clamp", {"pixels": pixels, "label": "3"}, 400, "number of a class"),
         ("/api/clamp", {"pixels": pixels, "label": -1}, 400, "from 0 to 9"),
         ("/api/attack", {"pixels": pixels, "keep": 1}, 400, "true or false"),

@@ -57,7 +57,7 @@ def test_in_and_out_of_distribution_are_quantiles_of_held_out_energies(plain):
     X = digits()[0]
     verdicts = {plain.analyse(X[k])["energy"]["verdict"] for k in np.argsort(plain.model.energy(X))[:5]}
     assert verdicts == {"in-distribution"}
-    low = dataclasses.replace(reference, energies={"samples": np.array([1e-9])})
+    low = dataclasses.replace(reference, energies={"samples": np.full(25, 1e-9)})
     assert Session(plain.model, (8, 8), low).analyse(X[0])["energy"]["verdict"] == "out-of-distribution"
     nothing = Session(plain.model, (8, 8), None).analyse(X[0])["energy"]
     assert nothing["verdict"] is None and nothing["share"] is None and nothing["value"] > 0

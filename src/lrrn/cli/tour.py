@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
@@ -11,6 +11,9 @@ from rich.table import Column, Table
 from lrrn.cli.inputs import DataSource, check_model, device_name, load_fitted, sides_of
 from lrrn.cli.options import Device, ImageShape, JsonFile, PageFile, Root, Seed, Target
 from lrrn.cli.output import check_distinct, console, errors_explained, publish, writable, write_json
+
+if TYPE_CHECKING:
+    from lrrn.explore.gallery import Gallery
 
 
 def demo(
@@ -63,14 +66,34 @@ def explore(
             check_model(model)
         where = device_name(device)
 
+        from lrrn.explore.gallery import Gallery
         from lrrn.explore.launch import run
         from lrrn.explore.opening import MOST_SAMPLES
 
         data = None
         if source is not None:
             rows = source.open() if model is None else load_fitted(model, source, device)[1]
-            data = (source.data, *rows.first(MOST_SAMPLES).everything())
+            data = Gallery(source.data, *rows.first(MOST_SAMPLES).everything())
+        elif model is not None and not model.is_file():
+            data = _published_images(str(model), root)
         run(model, data, shape, where, seed, host, port, show, console.print, lambda found: write_json(json_file, found))
+
+
+def _published_images(name: str, root: Path | None) -> Gallery | None:
+    """Return the test images of a shipped model with what was published; None, and a line on why, if they are not here."""
+    from lrrn import datasets
+    from lrrn.explore.gallery import Gallery
+    from lrrn.persistence.published import read_radii
+    from lrrn.persistence.shipped import check_digest, shipped_model
+
+    shipped = shipped_model(name)
+    check_digest(shipped.radii_path, shipped.radii_sha256)
+    try:
+        X, y = datasets.load(shipped.data, "test", root, download=False)
+    except datasets.DataError as error:
+        console.print(f"No test images are shown, and none are downloaded here: {error}", soft_wrap=True, highlight=False)
+        return None
+    return Gallery(shipped.data, X, y, read_radii(shipped.radii_path))
 
 
 def info(

@@ -17,6 +17,7 @@ import uvicorn
 from numpy.typing import NDArray
 
 from lrrn.explore.explorer import Explorer
+from lrrn.explore.gallery import Gallery
 from lrrn.explore.opening import open_file, train_digits
 from lrrn.explore.server import application, is_loopback
 from lrrn.persistence.reference import ImageShape
@@ -29,7 +30,7 @@ USUAL_PORT = 8137
 
 def run(
     path: Path | None,
-    data: tuple[str, Array, Array | None] | None,
+    data: Gallery | None,
     image_shape: ImageShape | None,
     device: str,
     seed: int,

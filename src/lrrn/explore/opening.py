@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from lrrn import datasets
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
 from lrrn.estimators._base import LiftedEstimator
+from lrrn.explore.gallery import Gallery
 from lrrn.explore.session import Explorable, Session
 from lrrn.network import LRRN
 from lrrn.persistence.reference import ImageShape, Reference
 from lrrn.persistence.serialization import load, load_reference
 from lrrn.reports.evaluation import KEPT_SAMPLES, energies_of, reference_of
-from lrrn.reports.images import image_shape_of, own_images
+from lrrn.reports.images import image_shape_of, mirrored, own_images
 
 Array = NDArray[Any]
 EPOCHS = 30
@@ -27,6 +28,8 @@ SMALLEST_SIDE = 5
 """Smallest side of features taken as a square image: four columns of a table are not a 2 x 2 image."""
 MOST_SAMPLES = 2000
 """Number of samples of a named data set in a reference. More samples would delay the page."""
+FEW, MORE = 12, 30
+"""Number of energies to compare with where a solve takes a fraction of a second: at first, and once the page is shown."""
 
 
 @final
@@ -38,11 +41,11 @@ class Opened:
     refine: Callable[[], Reference] | None = None
 
 
-def open_file(path: Path, device: str, image_shape: ImageShape | None, data: tuple[str, Array, Array | None] | None) -> Opened:
+def open_file(path: Path, device: str, image_shape: ImageShape | None, data: Gallery | None) -> Opened:
     """Open a saved classifier or energy model.
 
-    The shape of images is by default the model's own, that in the file, or else that of a square. ``data`` is name, features
-    and labels of samples to compare with, instead of the reference in the file.
+    The shape of images is by default the model's own, that in the file, or else that of a square. ``data`` are images to choose
+    from and to compare with, instead of the reference in the file.
     """
     model = load(path, device=device)
     checked = _explorable(path, model)
@@ -57,10 +60,13 @@ def open_file(path: Path, device: str, image_shape: ImageShape | None, data: tup
     stored = None if reference is None else reference.image_shape
     shape = image_shape_of(checked, image_shape) or stored or _square(path, n)
     if data is not None:
-        name, X, y = data
-        if X.shape[1] != n:
-            raise ValueError(f"{name} has {X.shape[1]} features and {path} was trained on {n}")
-        return _compared(checked, X, y, shape, name, KEPT_SAMPLES)
+        if data.X.shape[1] != n:
+            raise ValueError(f"{data.name} has {data.X.shape[1]} features and {path} was trained on {n}")
+        if data.published is not None and isinstance(checked, LRRNClassifier):
+            return _published(checked, data, shape)
+        opened = _compared(checked, data.X, data.y, shape, data.name, KEPT_SAMPLES)
+        opened.session.gallery = data
+        return opened
     return Opened(Session(checked, shape, reference))
 
 
@@ -111,6 +117,25 @@ def _compared(
     if model.objective == "class_energy":
         return Opened(Session(model, shape, reference("auto")))
     return Opened(Session(model, shape, reference("spectral")), lambda: reference("auto"))
+
+
+def _published(model: LRRNClassifier, data: Gallery, shape: ImageShape) -> Opened:
+    """Take accuracy and radii from what was published on all images, and compute energies of the first ones."""
+    known = data.published
+    assert known is not None
+    radii, source = np.where(known.right, known.radius, 0.0).astype(np.float64), f"{data.name}, test images"
+    slow = Session(model, shape, None).slow
+
+    def reference(n: int) -> Reference:
+        X = data.X[:n]
+        if slow:
+            energies = {"samples": model.energy(X), "mirrored": model.energy(mirrored(X, shape))}
+        else:
+            energies = energies_of(model, X, shape)
+        return reference_of(model, data.X, data.y, shape, source, KEPT_SAMPLES, known.certified(0), radii, energies)
+
+    session = Session(model, shape, reference(FEW if slow else MOST_SAMPLES), data)
+    return Opened(session, (lambda: reference(MORE)) if slow else None)
 
 
 def _explorable(path: Path, model: LRRN | LiftedEstimator) -> Explorable:

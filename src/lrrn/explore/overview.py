@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrrn.estimators import LRRNClassifier
-from lrrn.explore.session import Session
+from lrrn.explore.session import DIGITS, Session
 from lrrn.network import LRRN, Conv
 from lrrn.persistence.reference import Reference
 from lrrn.reports.evaluation import auroc
@@ -47,6 +47,8 @@ def describe(session: Session, name: str) -> dict[str, Any]:
         "obstacles": session.obstacles(),
         "filters": filters(session),
         "samples": samples(session),
+        "slow": session.slow,
+        "gallery": None if session.gallery is None else session.gallery.described(),
         "reference": NO_REFERENCE if session.reference is None else compared(session.reference),
     }
 
@@ -85,9 +87,13 @@ def samples(session: Session) -> list[dict[str, Any]]:
     reference = session.reference
     if reference is None:
         return []
-    images = np.round((reference.samples - session.low) / (session.high - session.low), 4).clip(0.0, 1.0)
+    images = (reference.samples.astype(np.float64) - session.low) / (session.high - session.low)
+    pixels = np.round(images, DIGITS).clip(0.0, 1.0).tolist()
     labels = [int(label) if label >= 0 else None for label in reference.labels]
-    return [{"pixels": image, "label": label} for image, label in zip(images.astype(float).tolist(), labels, strict=True)]
+    gallery = session.gallery
+    numbers = [None] * len(labels) if gallery is None else gallery.places(reference.samples)
+    facts = [{} if gallery is None or number is None else gallery.facts(number) for number in numbers]
+    return [{"pixels": image, "label": label} | more for image, label, more in zip(pixels, labels, facts, strict=True)]
 
 
 def compared(reference: Reference) -> dict[str, Any]:

@@ -63,6 +63,8 @@ def application(explorer: Explorer, host: str, port: int) -> ASGI:
         Route("/api/model", _getter(explorer.overview)),
         Route("/api/analyse", _question(explorer, lambda session, x, _: session.analyse(x)), methods=["POST"]),
         Route("/api/tighten", _question(explorer, lambda session, x, _: session.tighten(x)), methods=["POST"]),
+        Route("/api/prove", _question(explorer, lambda session, x, _: session.prove(x)), methods=["POST"]),
+        Route("/api/image", _answer(explorer, _image), methods=["POST"]),
         Route("/api/clamp", _question(explorer, _clamp), methods=["POST"]),
         Route("/api/attack", _question(explorer, _attack), methods=["POST"]),
     ]
@@ -176,13 +178,19 @@ Ask = Callable[[Session, NDArray[np.float64], dict[str, Any]], dict[str, Any]]
 
 def _question(explorer: Explorer, ask: Ask) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint that reads an image and queries the session in a separate thread."""
+    return _answer(explorer, lambda session, content: ask(session, _pixels(content.get("pixels"), session), content))
+
+
+def _answer(
+    explorer: Explorer, ask: Callable[[Session, dict[str, Any]], dict[str, Any]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that reads a JSON object and queries the session in a separate thread."""
 
     async def answer(request: Request) -> Response:
         try:
             session = explorer.session
             content = await _read(request, 1024 + BYTES_A_PIXEL * session.n_pixels)
-            pixels = _pixels(content.get("pixels"), session)
-            return JSONResponse(await run_in_threadpool(ask, session, pixels, content))
+            return JSONResponse(await run_in_threadpool(ask, session, content))
         except Refusal as error:
             return JSONResponse({"error": str(error)}, error.status)
         except RuntimeError as error:
@@ -191,6 +199,13 @@ def _question(explorer: Explorer, ask: Ask) -> Callable[[Request], Awaitable[Res
             return JSONResponse({"error": str(error)}, 400)
 
     return answer
+
+
+def _image(session: Session, content: dict[str, Any]) -> dict[str, Any]:
+    index = content.get("index")
+    if type(index) is not int:
+        raise ValueError(f"index should be the number of an image; got {index!r:.40}")
+    return session.image(index)
 
 
 def _clamp(session: Session, pixels: NDArray[np.float64], content: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from lrrn.attacks import minimal_perturbation, strongest_perturbation
 from lrrn.certificates.radius import certify_solution
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
+from lrrn.explore.gallery import Gallery
 from lrrn.linalg.layer_shape import LayerShape
 from lrrn.network.solution import Solution, top_two
 from lrrn.persistence.reference import ImageShape, Reference
@@ -28,8 +29,16 @@ Explorable = LRRNClassifier | LRRNEnergyModel
 
 INSIDE, OUTSIDE = 0.9, 0.99
 """Energy quantiles of held-out samples: an input is in-distribution up to the first, out-of-distribution beyond the second."""
+LEAST = 25
+"""Smallest number of energies whose quantiles are compared with."""
 NORMS = 41
 """Number of norms at which an attack is shown, including 0."""
+BRIEF_NORMS, BEYOND = 9, 1.6
+"""The same in large convolutional networks, and the largest norm in units of the nearest attack's, which is among them."""
+BRIEF = {"steps": 10, "rivals": 2, "refine_steps": 5}
+"""Effort of the search for the nearest attack in large convolutional networks: tens of seconds on two cores."""
+DIGITS = 6
+"""Digits of the pixels of an image that is chosen: their rounding must not show in its radius."""
 LOCAL_UNITS = 400
 """Largest number of unknowns for local radii. Larger networks take too long per sample for interactive use."""
 SHOWN_UNITS = 4096
@@ -42,12 +51,13 @@ BUDGET = 1.0
 class Session:
     """A fitted model that answers queries about one image at a time; held-out samples, to compare with, are optional."""
 
-    def __init__(self, model: Explorable, image_shape: ImageShape, reference: Reference | None) -> None:
-        self.model, self.image_shape, self.reference = model, image_shape, reference
+    def __init__(
+        self, model: Explorable, image_shape: ImageShape, reference: Reference | None, gallery: Gallery | None = None
+    ) -> None:
+        self.model, self.image_shape, self.reference, self.gallery = model, image_shape, reference, gallery
         self.low, self.high = (0.0, 1.0) if reference is None else (reference.low, reference.high)
         self._net = model.network_
         self._energy = self._net.energy_snapshot(torch.float64)
-        self._sorted = None if reference is None else np.sort(reference.energies["samples"])
 
     @property
     def n_pixels(self) -> int:
@@ -58,6 +68,12 @@ class Session:
     def classes(self) -> list[str]:
         """The labels as text; none for an energy model."""
         return [str(label) for label in self.model.classes_] if isinstance(self.model, LRRNClassifier) else []
+
+    @property
+    def slow(self) -> bool:
+        """Whether a proof and an attack take seconds each, so that the page waits until they are asked for."""
+        by_outputs = isinstance(self.model, LRRNClassifier) and self.model.objective != "class_energy"
+        return by_outputs and not self._energy.has_matrices
 
     def obstacles(self) -> dict[str, str | None]:
         """For each optional part of the page, the reason why the model does not support it; None where it does."""
@@ -74,11 +90,13 @@ class Session:
         elif not self._energy.has_matrices:
             local = (
                 "A local radius needs a matrix of the size of all hidden units, and this network with convolutions has "
-                f"{sum(self._energy.free_sizes):,}. The radius shown is proven all the same, by method spectral."
+                f"{sum(self._energy.free_sizes):,}. The radius shown is proven all the same, by method spectral, and on "
+                "request by method shared."
             )
         elif sum(self._energy.free_sizes) > LOCAL_UNITS:
             local = f"With more than {LOCAL_UNITS} hidden units a local radius takes too long to wait for."
-        return {"scores": None, "attack": attack, "clamp": None, "local": local}
+        clamp = "Energy gaps of all labels take seconds in a network of this size." if self.slow else None
+        return {"scores": None, "attack": attack, "clamp": clamp, "local": local}
 
     def analyse(self, pixels: Array) -> dict[str, Any]:
         """Predict, certify, rate the energy of and reconstruct an image: everything fast enough to update while drawing."""
@@ -95,15 +113,15 @@ class Session:
             }
             if isinstance(self.model, LRRNClassifier):
                 by_energy = self.model.objective == "class_energy"
-                clamped = self._clamped_energies(x)
-                scores = -clamped if by_energy else free.output[0]
+                clamped = None if self.slow else self._clamped_energies(x)
+                scores = -clamped if by_energy and clamped is not None else free.output[0]
                 best, second = top_two(scores)
                 answer |= {
                     "scores": _plain(scores),
                     "prediction": int(best),
                     "margin": float(scores[best] - scores[second]),
                     "radius": float(self.model.certified_radius(X)[0]) if by_energy else self._followed(x, free),
-                    "gaps": _plain(clamped - free.energy[0], 6),
+                    "gaps": None if clamped is None else _plain(clamped - free.energy[0], 6),
                 }
             else:
                 answer["radius"] = float(self.model.certified_radius(X)[0])
@@ -118,6 +136,25 @@ class Session:
         # the looser radius is proven too, and the page has already shown it
         radius = max(float(model.certified_radius(X, method, BUDGET)[0]) for method in ("spectral", "local"))
         return {"radius": radius}
+
+    def prove(self, pixels: Array) -> dict[str, Any]:
+        """Certify the label of an image by method "shared", which takes seconds in a large convolutional network."""
+        if not self.slow or not isinstance(self.model, LRRNClassifier):
+            raise ValueError("This model's radii are proven without a request.")
+        return {"radius": float(self.model.certified_radius(self._features(pixels), "shared")[0])}
+
+    def image(self, index: int) -> dict[str, Any]:
+        """Return an image of the gallery by its number: pixels, label and what was published about it."""
+        if self.gallery is None:
+            raise ValueError("There are no images to choose from by number; name some data with --samples.")
+        n = len(self.gallery.X)
+        if not 0 <= index < n:
+            raise ValueError(f"{self.gallery.name} has images from 0 to {n - 1}; got {index}")
+        pixels = (self.gallery.X[index].astype(np.float64) - self.low) / (self.high - self.low)
+        label = None
+        if self.gallery.y is not None and isinstance(self.model, LRRNClassifier):
+            label = next(iter(np.flatnonzero(self.model.classes_ == self.gallery.y[index]).tolist()), None)
+        return {"pixels": _plain(pixels.clip(0.0, 1.0), DIGITS), "label": label, **self.gallery.facts(index)}
 
     def clamp(self, pixels: Array, label: int) -> dict[str, Any]:
         """Clamp the output to a label; return the clamped energy and its effect on the layers below."""
@@ -151,13 +188,17 @@ class Session:
         with blas_threads(1):
             x = self._seen(X)
             label = self._infer(x).output.argmax(-1)
-            nearest = minimal_perturbation(net, x, label, clip=box)
+            nearest = minimal_perturbation(net, x, label, clip=box, **(BRIEF if self.slow else {}))
             distance = float(nearest.distance[0])
+            n = BRIEF_NORMS if self.slow else NORMS
             # where no change of label was found: the distance of the image from one with all pixels at the lower end
-            reach = 1.6 * distance if math.isfinite(distance) else float(row_norms(self._seen(X - X + self.low) - x)[0]) or 1.0
-            norms = torch.linspace(0.0, reach, NORMS, dtype=torch.float64, device=x.device)
-            found = strongest_perturbation(net, x.expand(NORMS, -1), label.expand(NORMS), norms, clip=box)
-            found, outputs = self._monotone(x, found, norms, label, nearest.x, distance)
+            reach = BEYOND * distance if math.isfinite(distance) else float(row_norms(self._seen(X - X + self.low) - x)[0])
+            norms = torch.linspace(0.0, reach or 1.0, n, dtype=torch.float64, device=x.device)
+            if self.slow:
+                found, outputs = self._along(x, nearest.x, norms, distance, box)
+            else:
+                found = strongest_perturbation(net, x.expand(n, -1), label.expand(n), norms, clip=box)
+                found, outputs = self._monotone(x, found, norms, label, nearest.x, distance)
         frames = (found.cpu().numpy() * model.scale_in_ + model.offset_in_ - self.low) / (self.high - self.low)
         return {
             "label": int(label[0]),
@@ -166,7 +207,19 @@ class Session:
             "scores": [_plain(row) for row in outputs],
             "predictions": outputs.argmax(1).tolist(),
             "distance": distance * model._unit() if math.isfinite(distance) else None,
+            "along": self.slow,
         }
+
+    def _along(
+        self, x: Tensor, nearest: Tensor, norms: Tensor, distance: float, box: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the nearest attack at growing strength, the attack itself included, and the network's outputs there."""
+        share = norms[:, None] / distance if math.isfinite(distance) else torch.zeros_like(norms)[:, None]
+        found = x + share * (nearest - x)
+        found[(share[:, 0] - 1).abs() < 1e-9] = nearest[0]
+        if box is not None:
+            found = found.clamp(*box)
+        return found, self._infer(found).output
 
     def _monotone(
         self, x: Tensor, found: Tensor, norms: Tensor, label: Tensor, nearest: Tensor, distance: float
@@ -248,8 +301,9 @@ class Session:
     def _weighed(self, energy: float) -> dict[str, Any]:
         """Compare an energy with those of held-out samples, or with the threshold of an energy model."""
         weighed: dict[str, Any] = {"value": energy, "share": None, "verdict": None, "threshold": None}
-        if self._sorted is not None:
-            share = float(np.searchsorted(self._sorted, energy) / len(self._sorted))
+        known = np.zeros(0) if self.reference is None else np.sort(self.reference.energies["samples"])
+        if len(known) >= LEAST:
+            share = float(np.searchsorted(known, energy) / len(known))
             verdict = "in-distribution" if share <= INSIDE else "unusual" if share <= OUTSIDE else "out-of-distribution"
             weighed |= {"share": share, "verdict": verdict}
         if isinstance(self.model, LRRNEnergyModel):

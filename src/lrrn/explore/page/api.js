@@ -29,7 +29,7 @@ export async function post(path, content) {
 }
 
 // Rounded as far as the eye and the network care; it keeps requests small.
-export const rounded = (pixels) => Array.from(pixels, (value) => Math.round(value * 1e4) / 1e4);
+export const rounded = (pixels) => Array.from(pixels, (value) => Math.round(value * 1e6) / 1e6);
 
 export class Latest {
   constructor(path, done, failed) {

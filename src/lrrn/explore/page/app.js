@@ -82,8 +82,10 @@ class Page {
     this.answerView = new AnswerView(model);
     this.attackView = new AttackView(model);
     this.clampView = new ClampView(model);
-    this.modelView = new ModelView(model, (pixels, time) => this.pad.show(pixels, time));
+    this.modelView = new ModelView(model, (sample, time) => this.pick(sample, time), (message) => this.tell(message));
     this.asker = new Latest("api/analyse", (answer, about) => this.answered(answer, about), (error) => this.unanswered(error));
+    this.slow = model.slow;
+    this.prover = new Latest("api/prove", (found, about) => this.provenOnRequest(found, about), (error) => this.attackView.searched(error.message));
     this.tightener = new Latest("api/tighten", (found, about) => this.tightened(found, about), () => {});
     Object.assign(this, { scheduled: false, oldest: null, pixels: null, timer: 0, later: 0 });
     this.pad = new Pad(find("pad"), model.shape, model.channels, (time) => this.changed(time));
@@ -130,14 +132,22 @@ class Page {
       frame.classList.remove("over");
       this.upload(event.dataTransfer.files[0]);
     });
+    find("search").addEventListener("click", () => this.search());
     addEventListener("paste", (event) => event.clipboardData.files.length && this.upload(event.clipboardData.files[0]));
   }
 
   // Something to look at from the start, if there is a sample.
   begin() {
     const { samples } = this.modelView.model;
-    if (samples.length) this.pad.show(samples[Math.min(samples.length - 1, FIRST)].pixels, performance.now(), true);
+    if (samples.length) this.pick(samples[Math.min(samples.length - 1, FIRST)], performance.now(), true);
     else this.pad.clear(performance.now());
+  }
+
+  // A sample as it is, with what is known about it; any change makes it an image of its own.
+  pick(sample, time, ghost = false) {
+    this.tell(null);
+    this.pad.show(sample.pixels, time, ghost);
+    this.attackView.about(sample);
   }
 
   async upload(file) {
@@ -160,6 +170,7 @@ class Page {
   changed(time) {
     find("pad-hint").hidden = !(this.pad.empty || this.pad.ghost);
     this.modelView?.choose(null);
+    this.attackView.about(null);
     this.oldest ??= time;
     busy("answer-card", true);
     if (this.scheduled) return;
@@ -226,17 +237,37 @@ class Page {
       this.timer = setTimeout(() => this.paused(pixels), PAUSE);
       return;
     }
-    if (this.local) this.tightener.ask({ pixels: rounded(pixels) }, pixels);
-    else this.attackView.proven(this.answer.radius);
-    this.attackView.ask(pixels);
+    if (this.slow) this.attackView.wait(this.answer.radius);
+    else {
+      if (this.local) this.tightener.ask({ pixels: rounded(pixels) }, pixels);
+      else this.attackView.proven(this.answer.radius);
+      this.attackView.ask(pixels);
+    }
     this.say();
   }
 
   tightened({ radius }, pixels) {
     if (pixels !== this.pixels) return;
+    this.answer.radius = radius;
     this.answerView.radius(radius, "proven, tight");
     this.modelView.radius(radius);
     this.attackView.proven(radius);
+  }
+
+  // The proof first: seconds, then the attack that it is held against.
+  search() {
+    this.attackView.search("Proving");
+    this.prover.ask({ pixels: rounded(this.pixels) }, this.pixels);
+  }
+
+  provenOnRequest({ radius }, pixels) {
+    if (pixels !== this.pixels) return;
+    this.answer.radius = radius;
+    this.answerView.radius(radius, "proven, shared");
+    this.modelView.radius(radius);
+    this.attackView.proven(radius);
+    this.attackView.search("Looking for attacks");
+    this.attackView.ask(pixels);
   }
 
   say() {

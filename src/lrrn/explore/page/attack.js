@@ -3,7 +3,7 @@
 import { Latest, rounded } from "./api.js";
 import { Bars } from "./charts.js";
 import * as paint from "./paint.js";
-import { busy, figure, find, offer } from "./text.js";
+import { busy, figure, find, made, offer } from "./text.js";
 
 const BEGIN = 0.45; // of the slider: well inside what is usually proven
 
@@ -23,6 +23,8 @@ export class AttackView {
       this.redraw();
     });
     find("keep").addEventListener("change", () => this.pixels && this.ask(this.pixels));
+    if (model.slow) find("attack-kind").textContent = "the nearest attack that was found, at growing strength";
+    this.sample = null;
     this.reset(null);
   }
 
@@ -33,10 +35,71 @@ export class AttackView {
     this.waiting = waiting;
     Object.assign(this, { pixels: null, attack: null, radius: null });
     this.latest.drop();
+    this.searched();
+    find("search-part").hidden = true;
     this.slider.disabled = true;
     busy("attack-card", Boolean(pixels));
     this.zones();
     find("attack-text").textContent = pixels ? "Looking for attacks …" : "Draw something, or pick a sample.";
+  }
+
+  // What is known about the image from elsewhere: a sample, with its label and what was published about it.
+  about(sample) {
+    if (this.off) return;
+    this.sample = sample;
+    this.facts();
+  }
+
+  // In a large network nothing is looked for until it is asked for.
+  wait(radius) {
+    if (this.off) return;
+    this.waiting = "request";
+    this.proven(radius, " by method spectral");
+    busy("attack-card", false);
+    find("search-part").hidden = false;
+    find("search-text").textContent = "Seconds for the proof, and about a minute for the attack.";
+    find("attack-text").textContent = "No attack has been looked for yet.";
+  }
+
+  // A search is under way: for how long, as the page cannot tell how long it will be.
+  search(what) {
+    clearInterval(this.ticking);
+    const start = performance.now();
+    const tick = () => (find("search-text").textContent = `${what} … ${Math.round((performance.now() - start) / 1000)} s`);
+    this.ticking = setInterval(tick, 1000);
+    Object.assign(find("search"), { disabled: true });
+    find("searching").hidden = false;
+    busy("attack-card", true);
+    tick();
+  }
+
+  searched(message = "") {
+    if (this.ticking === undefined) return;
+    clearInterval(this.ticking);
+    find("searching").hidden = true;
+    find("search").disabled = false;
+    find("search-text").textContent = message;
+    busy("attack-card", false);
+  }
+
+  facts() {
+    const { sample, attack, radius, model } = this;
+    const list = [];
+    const add = (name, value, note = "") => list.push(made("div", {}, made("dt", { textContent: name }), made("dd", {}, value, made("span", { className: "note", textContent: note }))));
+    if (sample) {
+      const { label, number, published } = sample;
+      if (number !== undefined) add("image", `${number}`, ` of ${model.gallery.name}`);
+      if (label !== null) add("true label", model.classes[label]);
+      if (published) add("published radius", figure(published.radius), published.prediction === label ? "" : ` of the label ${model.classes[published.prediction]}`);
+      if (published?.attack) add("published attack", figure(published.attack));
+    }
+    if (radius !== null && (attack || model.slow)) add("certified radius", figure(radius), this.note);
+    if (attack) {
+      const times = radius > 0 ? ` ${(attack.distance / radius).toFixed(2)} times the certified radius` : "";
+      add("nearest attack found", attack.distance === null ? "none" : figure(attack.distance), attack.distance === null ? "" : times);
+    }
+    find("image-facts").hidden = list.length === 0;
+    find("image-facts").replaceChildren(...list);
   }
 
   // While attacks are looked for: the input as it is, with the scores of its answer.
@@ -61,6 +124,7 @@ export class AttackView {
 
   failed(error, about) {
     if (about !== this.pixels) return;
+    this.searched();
     busy("attack-card", false);
     find("attack-text").textContent = error.message;
   }
@@ -68,6 +132,7 @@ export class AttackView {
   found(attack, about) {
     if (about !== this.pixels) return;
     this.attack = attack;
+    this.searched();
     busy("attack-card", this.latest.waiting !== null);
     Object.assign(this.slider, { disabled: false, max: attack.norms.length - 1 });
     this.slider.value = Math.round(this.share * this.slider.max);
@@ -78,14 +143,15 @@ export class AttackView {
     this.redraw();
   }
 
-  proven(radius) {
+  proven(radius, note = "") {
     if (this.off) return;
-    this.radius = radius;
+    Object.assign(this, { radius, note });
     this.zones();
     this.redraw();
   }
 
   zones() {
+    this.facts();
     const { attack, radius } = this;
     const reach = attack ? attack.norms.at(-1) : null;
     const at = (value) => `${100 * Math.min(1, Math.max(0, value / reach))}%`;

@@ -1,5 +1,6 @@
 // What is known of the model before anything is drawn: a line about it, samples, filters, the curve and the histograms.
 
+import { post } from "./api.js";
 import * as charts from "./charts.js";
 import * as paint from "./paint.js";
 import { figure, find, made, offer, percent } from "./text.js";
@@ -19,8 +20,9 @@ const FILTERS = {
 };
 
 export class ModelView {
-  constructor(model, pick) {
-    this.pick = pick;
+  // `pick` is called with a sample and the time of the event, `tell` with a message.
+  constructor(model, pick, tell) {
+    Object.assign(this, { pick, tell });
     this.layer = 0;
     this.chosen = null;
     this.update(model);
@@ -43,7 +45,7 @@ export class ModelView {
     if (compared) this.energies(model.reference);
     if (curve) {
       const { n, source } = model.reference;
-      find("curve-text").textContent = `Share of ${n} samples (${source}) that are right under every perturbation of a norm. Median radius ${figure(curve.median)}.`;
+      find("curve-text").textContent = `Share of ${n} samples (${source}) that are right under every perturbation of a norm${model.gallery?.published ? ", by published radii" : ""}. Median radius ${figure(curve.median)}.`;
       this.markRadius = charts.curve(find("curve"), curve);
     }
     this.filters();
@@ -80,18 +82,38 @@ export class ModelView {
     select.replaceChildren(new Option("all", ""), ...present.map((label) => new Option(classes[label], label)));
     select.hidden = present.length < 2;
     select.addEventListener("change", () => this.thumbs());
-    this.buttons = samples.map(({ pixels, label }, k) => {
+    this.buttons = samples.map((sample, k) => {
+      const { label } = sample;
       const name = label === null ? `Sample ${k + 1}` : `Sample ${k + 1}, a ${classes[label]}`;
       const button = made("button", { type: "button", title: name });
       button.setAttribute("aria-label", name);
       button.setAttribute("aria-pressed", "false");
       button.addEventListener("click", (event) => {
-        this.pick(pixels, event.timeStamp);
+        this.pick(sample, event.timeStamp);
         this.choose(button);
       });
       return button;
     });
     this.thumbs();
+    this.gallery();
+  }
+
+  // Any image of the data, by its number.
+  gallery() {
+    const { gallery } = this.model;
+    find("gallery-part").hidden = !gallery;
+    if (!gallery) return;
+    const number = find("gallery-number");
+    find("gallery-name").textContent = `image of ${gallery.name}`;
+    Object.assign(number, { max: gallery.images - 1, title: `From 0 to ${gallery.images - 1}` });
+    number.addEventListener("change", async (event) => {
+      if (number.value === "") return;
+      try {
+        this.pick(await post("api/image", { index: Number(number.value) }), event.timeStamp);
+      } catch (error) {
+        this.tell(error.message);
+      }
+    });
   }
 
   thumbs() {
