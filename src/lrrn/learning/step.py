@@ -259,15 +259,36 @@ class Step:
         return CapturedSteps(policy, device, slopes, self.update, size, len(data) // size, self.aim, sweeps, bursts)
 
 
+class _Light(torch.optim.Optimizer):
+    """An optimiser that is made without torch's compiler, whose import takes a second or more."""
+
+    add_param_group = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", torch.optim.Optimizer.add_param_group)
+
+
+@final
+class _SGD(_Light, torch.optim.SGD):
+    pass
+
+
+@final
+class _Adam(_Light, torch.optim.Adam):
+    pass
+
+
+@final
+class _AdamW(_Light, torch.optim.AdamW):
+    pass
+
+
 def _optimizer(flat: FlatParameters, settings: Settings) -> torch.optim.Optimizer:
     rate = settings.learning_rate
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(flat.everything(), lr=rate, fused=True)
+        return _SGD(flat.everything(), lr=rate, fused=True)
     if settings.optimizer == "adam":
-        return torch.optim.Adam(flat.everything(), lr=rate, fused=True, capturable=flat.vector.is_cuda)
+        return _Adam(flat.everything(), lr=rate, fused=True, capturable=flat.vector.is_cuda)
     groups = [
         {"params": flat.weights(), "weight_decay": settings.decoupled_weight_decay},
         {"params": flat.biases(), "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=rate, fused=True, capturable=flat.vector.is_cuda)
+    return _AdamW(groups, lr=rate, fused=True, capturable=flat.vector.is_cuda)
