@@ -14,6 +14,7 @@ import numpy as np
 
 from lrrn.kernels.constants import GAIN, INSIDE, LANES, SINGLE_ROUNDS, SMALLEST
 from lrrn.kernels.cpu.arguments import PackedQP
+from lrrn.kernels.cpu.arrays import integers, numbers, zeros
 from lrrn.kernels.cpu.compiled import kernel, summing
 from lrrn.kernels.cpu.vector_sweep import PANEL, multiply_panel, squared_residuals, sweep_panel
 
@@ -144,16 +145,16 @@ def descend(
     panels, layout, inverse_diagonal, place = phase.panels, phase.layout, phase.inverse_diagonal, phase.place
     n, dim = z.shape
     padded = inverse_diagonal.shape[0]
-    zs = np.zeros((padded, lanes), panels.dtype)
-    gs = np.zeros((padded, lanes), panels.dtype)
-    los = np.zeros((padded, lanes), panels.dtype)
-    his = np.zeros((padded, lanes), panels.dtype)
+    zs = zeros(padded, lanes, panels)
+    gs = zeros(padded, lanes, panels)
+    los = zeros(padded, lanes, panels)
+    his = zeros(padded, lanes, panels)
     corrects = unit.shape[0] > 0
     if phase.lo.shape[0] == 1 and not corrects:
         _fill_bounds(lanes, phase, los, his)
-    residual = np.zeros(lanes, np.float64)
-    sample = np.full(lanes, -1, np.int64)
-    count = np.zeros(lanes, np.int64)
+    residual = numbers(lanes)
+    sample = integers(lanes, -1)
+    count = integers(lanes, 0)
     following = 0
     for s in range(min(lanes, n)):
         sample[s] = following
@@ -204,11 +205,11 @@ def residuals(
     """Compute gradients and residuals from scratch."""
     n, dim = z.shape
     layout, padded = phase.layout, phase.inverse_diagonal.shape[0]
-    zs = np.zeros((padded, LANES), z.dtype)
-    gs = np.zeros((padded, LANES), z.dtype)
-    los = np.zeros((padded, LANES), z.dtype)
-    his = np.zeros((padded, LANES), z.dtype)
-    squares = np.zeros(LANES, np.float64)
+    zs = zeros(padded, LANES, phase.panels)
+    gs = zeros(padded, LANES, phase.panels)
+    los = zeros(padded, LANES, phase.panels)
+    his = zeros(padded, LANES, phase.panels)
+    squares = numbers(LANES)
     if phase.lo.shape[0] == 1:
         _fill_bounds(LANES, phase, los, his)
     for start in range(0, n, LANES):
@@ -275,7 +276,7 @@ def solve(
 ) -> None:
     """Solve a box-constrained QP, starting at ``z``."""
     n = z.shape[0]
-    threshold = np.empty(n, np.float64)
+    threshold = numbers(n)
     for i in range(n):
         scale[i] = _scale(q, i)
         # stop slightly below the threshold, so that the recomputed residual is below it too
@@ -320,8 +321,8 @@ def solve_mixed(
     The first sweeps compute a correction of ``z`` in float32, with twice as many numbers per vector.
     """
     n = z.shape[0]
-    threshold, spent = np.empty(n, np.float64), np.zeros(n, np.int64)
-    before = np.zeros(n, np.int64)
+    threshold, spent = numbers(n), integers(n, 0)
+    before = integers(n, 0)
     missing = True
     if single.panels.shape[0] > 0:
         for i in range(n):

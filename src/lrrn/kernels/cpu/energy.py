@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from lrrn.kernels.cpu.arguments import Network, PackedQP
+from lrrn.kernels.cpu.arrays import empty, vector, zeros
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.coordinate_descent import fill_panels, invert_diagonal
 from lrrn.kernels.cpu.gemm import gemm
@@ -26,10 +25,10 @@ def pack(net: Network, gram: Any, blocks: int, closed: bool, phase: PackedQP) ->
     """
     flat, w_at, sizes, a, ab = net.flat, net.w_at, net.sizes, net.a, net.ab
     at, unit = 0, 0
-    below = np.empty((sizes[1], 0), flat.dtype)
+    below = empty(sizes[1], 0, flat)
     for k in range(blocks):
         d = sizes[k + 1]
-        block = np.zeros((d, d), flat.dtype)
+        block = zeros(d, d, flat)
         pressed = k + 1 < blocks or closed
         # a_k (I + beta_k W_k W_k^T) + a_{k+1} (W_{k+1}^T W_{k+1} + beta_{k+1} I)
         if ab[k] != 0:
@@ -41,7 +40,7 @@ def pack(net: Network, gram: Any, blocks: int, closed: bool, phase: PackedQP) ->
             else:
                 gemm(d, d, sizes[k], ab[k], flat, w_at[k], sizes[k], False, flat, w_at[k], sizes[k], True, a[k], block, 0, d)
         own = a[k]
-        above = np.empty((sizes[k + 2] if k + 1 < blocks else 0, d), flat.dtype)
+        above = empty(sizes[k + 2] if k + 1 < blocks else 0, d, flat)
         if pressed:
             own += ab[k + 1]
             width = sizes[k + 2]
@@ -64,7 +63,7 @@ def press(net: Network, k: int, phase: PackedQP) -> None:
     flat, w_at, layout = net.flat, net.w_at, phase.layout
     d, width, dim = net.sizes[k], net.sizes[k + 1], phase.place.shape[0]
     start = phase.place[dim - d]
-    block = np.zeros((d, d), flat.dtype)
+    block = zeros(d, d, flat)
     gemm(d, d, width, net.a[k], flat, w_at[k], d, True, flat, w_at[k], d, False, flat.dtype.type(0), block, 0, d)
     for p in range(layout.shape[0]):
         first = layout[p, 1] - start
@@ -88,7 +87,7 @@ def linear(net: Network, blocks: int, x: Any, q: Any) -> None:
     start = 0
     for k in range(blocks):
         d, d_in = net.sizes[k + 1], net.sizes[k]
-        term = np.zeros((1, d), flat.dtype)
+        term = zeros(1, d, flat)
         if b_at[k] >= 0:
             for j in range(d):
                 term[0, j] = a[k] * flat[b_at[k] + j]
@@ -158,7 +157,7 @@ def add_layer(
     """
     n, d, d_in, w_at = weight.shape[0], net.sizes[k + 1], net.sizes[k], net.w_at[k]
     one = net.flat.dtype.type(1)
-    rows = np.empty(n * max(d, d_in), net.flat.dtype)
+    rows = vector(n * max(d, d_in), net.flat)
     for direction in range(2 if net.ab[k] != 0 else 1):
         backwards = direction == 1
         mismatch(net, k, backwards, biased, below, below_at, above, above_at, n, rows)
@@ -226,8 +225,8 @@ def add_first_difference(net: Network, x: Any, down: Any, up: Any, moved: Any, w
     few = 2 * n < d
     # u^T u - v^T v as (u - v)^T u + v^T (u - v): the phases differ by little, and the direct difference would cancel
     # rows: minus both times the weighted difference, ab times it, ab times the weighted v, and the difference itself
-    rows = np.empty((4 * n, d), flat.dtype)
-    total = np.zeros((1, d), flat.dtype)
+    rows = empty(4 * n, d, flat)
+    total = zeros(1, d, flat)
     sums = total[0]
     for i in range(n):
         scale = sign * weight[i]
@@ -251,7 +250,7 @@ def add_first_difference(net: Network, x: Any, down: Any, up: Any, moved: Any, w
         gemm(1, d_in, d, -ab, total, 0, d, False, flat, w_at, d_in, False, one, out, c_at, d_in)
     if few:
         # z_1^T (z_1 W_0 - c) from the reconstructions, in one product with the other terms
-        columns = np.empty((3 * n, d_in), flat.dtype)
+        columns = empty(3 * n, d_in, flat)
         for i in range(n):
             source, target = x[i], columns[i]
             for j in range(d_in):
@@ -266,7 +265,7 @@ def add_first_difference(net: Network, x: Any, down: Any, up: Any, moved: Any, w
         gemm(n, d_in, d, one, rows, 3 * n * d, d, False, flat, w_at, d_in, False, one * 0, columns, 2 * n * d_in, d_in)
         gemm(d, d_in, 3 * n, one, rows, 0, d, True, columns, 0, d_in, False, one * 0, out, w_at, d_in)
         return
-    moments = np.zeros((d, d), flat.dtype)
+    moments = zeros(d, d, flat)
     gemm(d, d, n, one, rows, n * d, d, True, up, 0, up.shape[1], False, one, moments, 0, d)
     gemm(d, d, n, one, rows, 2 * n * d, d, True, rows, 3 * n * d, d, False, one, moments, 0, d)
     gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one * 0, out, w_at, d_in)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from lrrn.kernels.cpu.arrays import vector
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.gemm import gemm
 
@@ -15,7 +16,7 @@ def largest_singular(w: Any, v: Any, iterations: int) -> float:
     """Estimate the largest singular value of a C-contiguous matrix from below; ``v`` is the vector to start from, and out."""
     d, d_in = w.shape
     one, origin = w.dtype.type(1), np.int64(0)
-    u = np.zeros(d, w.dtype)
+    u = vector(d, v)
     for _ in range(iterations):
         gemm(1, d, d_in, one, v, origin, d_in, False, w, origin, d_in, True, one * 0, u, origin, d)
         gemm(1, d_in, d, one, u, origin, d, False, w, origin, d_in, False, one * 0, v, origin, d_in)

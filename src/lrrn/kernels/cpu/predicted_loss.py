@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lrrn.kernels.cpu.arguments import Loss, Network, PackedQP
+from lrrn.kernels.cpu.arrays import empty, integers, numbers, vector, zeros
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.small_batch import backward, forward
 from lrrn.kernels.cpu.training_step import gather
@@ -30,7 +31,7 @@ def _softmax(y: Any, target: Any, margin: float, temperature: float, wrong: bool
     With ``wrong``, log sum exp is over the wrong logits only, as an attack increases it.
     """
     k = y.shape[1]
-    logits = np.empty(k, np.float64)
+    logits = numbers(k)
     for i in range(y.shape[0]):
         largest, right = -np.inf, 0.0
         for j in range(k):
@@ -60,7 +61,7 @@ def _loss(loss: Loss, at: int, wrong: bool, y: Any, target: Any, weight: Any, lo
 @kernel
 def _move(x: Any, slope: Any, size: float) -> Any:
     """Return the inputs moved by ``size`` along the slopes."""
-    out = np.empty_like(x)
+    out = np.empty(x.shape, x.dtype)
     for i in range(x.shape[0]):
         total = 0.0
         for j in range(x.shape[1]):
@@ -94,11 +95,13 @@ def prediction_step(
     out: Any,  # (p,), out: derivatives of the sum of weight * losses
 ) -> bool:
     """Return whether every solve converged; if not, only ``z`` and ``sweeps`` are valid."""
-    n, dtype, width = rows.shape[0], net.flat.dtype, targets.shape[1]
+    n, dim, width, flat = rows.shape[0], z.shape[1], targets.shape[1], net.flat
     x, y = gather(inputs, rows), gather(targets, rows)
-    output, slope, g, there = np.empty((n, width), dtype), np.empty((n, width), dtype), np.empty_like(z), z
-    norms, scale, used = np.empty(n, np.float64), np.empty(n, np.float64), np.zeros(n, np.int64)
-    ones, nothing, attacks = np.ones(n, dtype), np.empty(0, dtype), loss.size[at] != 0
+    output, slope, g, there = empty(n, width, flat), empty(n, width, flat), empty(n, dim, flat), z
+    norms, scale, used = numbers(n), numbers(n), integers(n, 0)
+    ones, nothing, attacks = vector(n, flat), vector(0, flat), loss.size[at] != 0
+    for i in range(n):
+        ones[i] = 1
     # one place for each pass, which are long to compile: first at the inputs, to attack them, then at the attacked inputs
     for last in range(0 if attacks else 1, 2):
         attacking, again = last == 0, attacks and last == 1
@@ -106,16 +109,18 @@ def prediction_step(
             net, layers, phase, single, square, x, tol, limit, max_sweeps, again, cold and not again, there, output,
             g, norms, scale, used,
         )  # fmt: skip
-        sweeps[0] += used.sum()
+        for i in range(n):
+            sweeps[0] += used[i]
         if not done:
             return False
         _loss(loss, at, attacking, output, y, ones if attacking else weight, losses, slope)
-        w, d_x = np.zeros_like(z), np.empty((n if attacking else 0, x.shape[1]), dtype)
+        w, d_x = zeros(n, dim, flat), empty(n if attacking else 0, x.shape[1], flat)
         done = backward(
             net, layers, phase, single, x, tol, limit, max_sweeps, there, slope, True, g, norms, scale, used, w, d_x,
             nothing if attacking else out,
         )  # fmt: skip
-        sweeps[0] += used.sum()
+        for i in range(n):
+            sweeps[0] += used[i]
         if not done:
             return False
         if attacking:

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 
 from lrrn.kernels.cpu.arguments import Course, Loss, Network, PackedQP, Rule
+from lrrn.kernels.cpu.arrays import empty, integers, numbers, vector, zeros
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.gram import gram
 from lrrn.kernels.cpu.predicted_loss import prediction_step
 from lrrn.kernels.cpu.training_step import energy_step, prepare
+
+TINY_SINGLE, TINY_DOUBLE = 2.0**-126, 2.0**-1022
+"""Smallest normal numbers."""
 
 
 @kernel
@@ -59,7 +63,7 @@ def scale_rows(flat: Any, last: int, width: int, norms: Any) -> None:
         total = 0.0
         for j in range(width):
             total += np.float64(row[j]) * np.float64(row[j])
-        norm = max(kind(np.sqrt(total)), np.finfo(flat.dtype).tiny)
+        norm = max(kind(np.sqrt(total)), kind(TINY_SINGLE if flat.itemsize == 4 else TINY_DOUBLE))
         wanted = kind(min(max(norm, norms[i, 0]), norms[i, 1]))
         if wanted != norm:
             for j in range(width):
@@ -70,7 +74,7 @@ def scale_rows(flat: Any, last: int, width: int, norms: Any) -> None:
 def _shares(course: Course, rows: Any) -> Any:
     """Return the factors of samples in the mean over a batch."""
     n = rows.shape[0]
-    weight = np.empty(n, course.inputs.dtype)
+    weight = vector(n, course.weights)
     for i in range(n):
         weight[i] = course.weights[rows[i]] / n if course.weights.shape[0] > 0 else 1 / n
     return weight
@@ -79,7 +83,7 @@ def _shares(course: Course, rows: Any) -> Any:
 @kernel
 def _start(course: Course, rows: Any, lo: Any, hi: Any, free: int) -> Any:
     """Return feasible warm starts of the free phase: the activations of the last epoch, or zero."""
-    z = np.zeros((rows.shape[0], free), course.inputs.dtype)
+    z = zeros(rows.shape[0], free, course.weights)
     for i in range(rows.shape[0]):
         if course.activations.shape[0] > 0:
             for j in range(free):
@@ -117,16 +121,16 @@ def energy_steps(
     totals: Any,  # (2,): the sum of losses, added to step by step, and the number of sweeps
 ) -> int:
     """Take the steps of an energy objective; return how many were taken before one did not converge."""
-    last, n_all, sweeps = net.w_at.shape[0] - 1, course.order.shape[0], np.zeros(1, np.int64)
+    last, n_all, sweeps = net.w_at.shape[0] - 1, course.order.shape[0], integers(1, 0)
     free, hidden = phase_free.lo.shape[1], phase_clamped.lo.shape[1]
     cold = from_zero and course.activations.shape[0] == 0
     for i in range(course.rates.shape[0]):
         at = (course.first + i) * course.size
         rows = course.order[at : min(at + course.size, n_all)]
         n = rows.shape[0]
-        weight, losses = _shares(course, rows), np.empty(n, net.flat.dtype)
+        weight, losses = _shares(course, rows), vector(n, net.flat)
         z_free = _start(course, rows, phase_free.lo, phase_free.hi, free)
-        z_clamped = np.empty((n, hidden), net.flat.dtype)
+        z_clamped = empty(n, hidden, net.flat)
         if sign_free == 0:
             for r in range(n):
                 for j in range(hidden):
@@ -170,13 +174,13 @@ def prediction_steps(
     totals: Any,
 ) -> int:
     """Take the steps of a loss of the prediction; return how many were taken before one did not converge."""
-    last, n_all, sweeps = net.w_at.shape[0] - 1, course.order.shape[0], np.zeros(1, np.int64)
+    last, n_all, sweeps = net.w_at.shape[0] - 1, course.order.shape[0], integers(1, 0)
     cold = from_zero and course.activations.shape[0] == 0
     for i in range(course.rates.shape[0]):
         at = (course.first + i) * course.size
         rows = course.order[at : min(at + course.size, n_all)]
         n = rows.shape[0]
-        weight, losses = _shares(course, rows), np.empty(n, np.float64)
+        weight, losses = _shares(course, rows), numbers(n)
         z = _start(course, rows, phase.lo, phase.hi, phase.lo.shape[1])
         if square.shape[0] > 0:
             gram(first_weights, square)

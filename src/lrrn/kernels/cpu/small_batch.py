@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lrrn.kernels.cpu.arguments import Network, PackedQP
+from lrrn.kernels.cpu.arrays import empty, vector
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.coordinate_descent import begin, narrow, solve_mixed
 from lrrn.kernels.cpu.energy import add_first_difference, add_later_differences, clear, linear, pack
@@ -46,7 +47,7 @@ def forward(
     used: Any,
 ) -> bool:
     """Solve the free phase; return whether every residual is small enough. If not, ``z`` is the last iterate."""
-    q = np.empty(z.shape, net.flat.dtype)
+    q = empty(z.shape[0], z.shape[1], net.flat)
     linear(net, layers, x, q)
     if not packed:
         pack(net, gram, layers, False, phase)
@@ -127,15 +128,16 @@ def backward(
     """Solve the adjoint; return whether every residual is small enough. Only then are derivatives written."""
     n, dim = z.shape
     d_0, d_1, one, lo, hi = net.sizes[0], net.sizes[1], net.flat.dtype.type(1), phase.lo, phase.hi
-    unit, low, high = np.empty_like(z), np.empty_like(z), np.empty_like(z)
+    unit, low, high = empty(n, dim, net.flat), empty(n, dim, net.flat), empty(n, dim, net.flat)
     v = given
     if out.shape[0] > 0:
         clear(out, net.w_at[0], d_0 * d_1)
     if of_output:
-        v = np.empty_like(z)
+        v = empty(n, dim, net.flat)
         _read_back(net, layers, z, given, v, out)
-    size, weight = np.empty(n, z.dtype), np.ones(n, z.dtype)
+    size, weight = vector(n, net.flat), vector(n, net.flat)
     for i in range(n):
+        weight[i] = 1
         largest = 0.0
         for j in range(dim):
             largest = max(largest, abs(np.float64(v[i, j])))

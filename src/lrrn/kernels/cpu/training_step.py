@@ -8,6 +8,7 @@ import numpy as np
 
 from lrrn.kernels.constants import ACCEPTED
 from lrrn.kernels.cpu.arguments import Network, PackedQP
+from lrrn.kernels.cpu.arrays import empty, integers, numbers, vector, zeros
 from lrrn.kernels.cpu.compiled import kernel, summing
 from lrrn.kernels.cpu.coordinate_descent import begin, solve
 from lrrn.kernels.cpu.energy import (
@@ -25,6 +26,7 @@ from lrrn.kernels.cpu.gemm import gemm
 
 RUNNING = 1000.0
 """Tolerance, in units in the last place, below which residuals are recomputed."""
+EPS_SINGLE, EPS_DOUBLE = 2.0**-23, 2.0**-52
 
 
 @kernel
@@ -35,7 +37,7 @@ def _clamp(net: Network, eliminated: bool, y: Any, q: Any, out: Any) -> None:
     for i in range(n):
         for j in range(hidden):
             out[i, j] = q[i, j]
-    pull = np.empty((n, width), net.flat.dtype)
+    pull = empty(n, width, net.flat)
     for i in range(n):
         for j in range(width):
             pull[i, j] = net.both[last] * y[i, j]
@@ -60,9 +62,9 @@ def _solve_phase(
 ) -> bool:
     """Solve one phase, starting at ``z``, and add ``sign`` times its value to the losses; return whether all converged."""
     n = z.shape[0]
-    norms, scale, used = np.empty(n, np.float64), np.empty(n, np.float64), np.zeros(n, np.int64)
+    norms, scale, used = numbers(n), numbers(n), integers(n, 0)
     # the error of a gradient after a few sweeps of updates is a few units in the last place
-    exact = tol < RUNNING * np.finfo(z.dtype).eps
+    exact = tol < RUNNING * (EPS_SINGLE if z.itemsize == 4 else EPS_DOUBLE)
     solve(phase, q, tol, max_sweeps, exact, z, g, norms, scale, used)
     done = True
     for i in range(n):
@@ -78,7 +80,7 @@ def _clamp_gradient(net: Network, y: Any, z: Any, g: Any) -> None:
     n, dim, width, last = z.shape[0], z.shape[1], y.shape[1], net.w_at.shape[0] - 1
     flat, w_at, bias, d, a = net.flat, net.w_at[last], net.b_at[last], net.sizes[last], net.a[last]
     one = flat.dtype.type(1)
-    error = np.empty((n, width), flat.dtype)
+    error = empty(n, width, flat)
     for i in range(n):
         for j in range(width):
             error[i, j] = -a * y[i, j]
@@ -94,7 +96,7 @@ def _add_differences(
 ) -> None:
     """Add ``sign`` times the difference of derivatives between the clamped phase, ``up``, and the free one, ``down``."""
     n, last, hidden, origin = weight.shape[0], net.w_at.shape[0] - 1, up.shape[1], np.int64(0)
-    moved = np.empty((n, hidden), net.flat.dtype)
+    moved = empty(n, hidden, net.flat)
     for i in range(n):
         for j in range(hidden):
             moved[i, j] = up[i, j] - down[i, j]
@@ -105,7 +107,7 @@ def _add_differences(
         # the free phase has no mismatch here
         add_layer(net, last, below, origin, up, y, up, y, True, True, weight, sign, out)
         return
-    output, moved_output = np.empty_like(y), np.empty_like(y)
+    output, moved_output = empty(n, y.shape[1], net.flat), empty(n, y.shape[1], net.flat)
     for i in range(n):
         for j in range(y.shape[1]):
             output[i, j] = down[i, hidden + j]
@@ -117,7 +119,7 @@ def _add_differences(
 def _add_constant(net: Network, k: int, below: Any, above: Any, sign: Any, losses: Any) -> None:
     """Add ``sign`` times one layer's energy between two given layers to the losses."""
     n, d, d_in, origin = losses.shape[0], net.sizes[k + 1], net.sizes[k], np.int64(0)
-    rows = np.empty(n * max(d, d_in), net.flat.dtype)
+    rows = vector(n * max(d, d_in), net.flat)
     for direction in range(2 if net.ab[k] != 0 else 1):
         backwards = direction == 1
         width, factor = (d_in, net.ab[k]) if backwards else (d, net.a[k])
@@ -197,23 +199,23 @@ def energy_step(
     out: Any,  # (p,), out: derivatives of the sum of weight * losses
 ) -> bool:
     """Return whether every solve converged; if not, only ``z_free``, ``z_clamped`` and ``sweeps`` are valid."""
-    n, n_layers, hidden, dtype = rows.shape[0], net.w_at.shape[0], z_clamped.shape[1], net.flat.dtype
+    n, n_layers, hidden = rows.shape[0], net.w_at.shape[0], z_clamped.shape[1]
     last = n_layers - 1
     n_free = last if eliminated else n_layers
     free, clamped = sign_free != 0, sign_clamped != 0
     x = gather(inputs, rows)
     y = gather(targets, rows if clamped else rows[:0])
-    q = np.empty(z_free.shape, dtype)
+    q = empty(n, z_free.shape[1], net.flat)
     linear(net, n_free, x, q)
     for i in range(n):
         losses[i] = 0
-    g, norms = np.empty(z_free.shape, dtype), np.empty(n, np.float64)
+    g, norms = empty(n, z_free.shape[1], net.flat), numbers(n)
     if free:
         begin(phase_free, q, cold, z_free, g, norms)
         if not _solve_phase(phase_free, q, tol, max_sweeps, z_free, g, sweeps, sign_free, losses):
             return False
     if clamped:
-        pull = np.empty((n, hidden), dtype)
+        pull = empty(n, hidden, net.flat)
         _clamp(net, eliminated, y, q, pull)
         if free:
             for i in range(n):
@@ -222,15 +224,15 @@ def energy_step(
         if free and eliminated:
             _clamp_gradient(net, y, z_clamped, g)
         else:
-            g = np.empty((n, hidden), dtype)
+            g = empty(n, hidden, net.flat)
             begin(phase_clamped, pull, cold and not free, z_clamped, g, norms)
         if not _solve_phase(phase_clamped, pull, tol, max_sweeps, z_clamped, g, sweeps, sign_clamped, losses):
             return False
     # energies at zero activations: the constants that the QPs omit
     common = sign_free + sign_clamped
     for k in range(n_layers):
-        below = x if k == 0 else np.zeros((n, net.sizes[k]), dtype)
-        zero = np.zeros((n, net.sizes[k + 1]), dtype)
+        below = x if k == 0 else zeros(n, net.sizes[k], net.flat)
+        zero = zeros(n, net.sizes[k + 1], net.flat)
         if k < last and common != 0:
             _add_constant(net, k, below, zero, common, losses)
         if k == last and clamped:

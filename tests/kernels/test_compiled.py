@@ -1,0 +1,119 @@
+"""How kernels are compiled: once, into the kernel that Python calls, and kept on disk."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from numba.core import event
+
+COLD_FIT = """
+import json, sys
+from sklearn.datasets import load_digits
+from lrrn import LRRNClassifier
+from numba.core import event
+
+with event.install_recorder("numba:compile") as recorder:
+    x, y = load_digits(return_X_y=True)
+    LRRNClassifier(epochs=1, random_state=0).fit(x / 16, y)
+functions = [event.data["dispatcher"].py_func for _, event in recorder.buffer if event.is_start]
+print(json.dumps([[f"{one.__module__}.{one.__qualname__}" for one in functions], "torch._dynamo" in sys.modules]))
+"""
+MOST = 70
+"""Functions that the first fit may compile, those of Numba included."""
+
+
+def cold_fit(cache) -> list:
+    """Return the functions that a fit compiles in a process of its own, and whether it imported torch's compiler."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    done = subprocess.run([sys.executable, "-c", COLD_FIT], env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_the_first_fit_compiles_every_kernel_once_and_the_next_process_none(tmp_path):
+    functions, compiler = cold_fit(tmp_path)
+    ours = Counter(name for name in functions if name.startswith("lrrn."))
+    assert ours and not {name: count for name, count in ours.items() if count > 1}
+    assert len(functions) <= MOST and not compiler
+    assert cold_fit(tmp_path) == [[], False]
+
+
+KERNELS = """
+import numpy as np
+from lrrn.kernels.cpu.compiled import kernel, summing
+
+@kernel
+def shifted(x, by, twice):
+    out = np.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] + (2 * by if twice else by)
+    return out
+
+@summing
+def total(x):
+    found = 0.0
+    for i in range(x.shape[0]):
+        found += x[i]
+    return found
+
+@kernel
+def positive(x):
+    if x < 0:
+        raise ValueError("negative")
+    return x
+
+@kernel
+def outer(x, by):
+    a, b = shifted(x, 0, False), shifted(x, by, True)
+    positive(by)
+    return total(a) + 10 * total(b)
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path):
+    """A module with kernels that are not in any cache."""
+    path = tmp_path / "kernels_of_a_test.py"
+    path.write_text(KERNELS)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_kernels_inside_kernels_give_what_they_give_alone(kernels):
+    x = np.arange(4.0)
+    assert kernels.outer(x, 3) == kernels.outer.py_func(x, 3) == 6 + 10 * 30
+    assert np.array_equal(kernels.shifted(x, 3, True), x + 6) and kernels.total(x) == 6
+
+
+def test_an_error_inside_passes_through(kernels):
+    with pytest.raises(ValueError, match="negative"):
+        kernels.outer(np.arange(4.0), -1)
+    with pytest.raises(ValueError, match="negative"):
+        kernels.positive(-1)
+
+
+def test_literals_are_numbers_and_inner_kernels_have_no_machine_code(kernels):
+    with event.install_recorder("numba:compile") as recorder:
+        kernels.outer(np.arange(4, dtype=np.float32), 3)
+    compiled = Counter(event.data["dispatcher"].py_func.__name__ for _, event in recorder.buffer if event.is_start)
+    assert [compiled[name] for name in ("outer", "shifted", "total", "positive")] == [1, 1, 1, 1]
+    assert kernels.outer.signatures and not kernels.shifted.signatures  # which are those for calls from Python
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_as_before(kernels, enabled):
+    (gc.enable if enabled else gc.disable)()
+    try:
+        assert kernels.total(np.arange(4.0)) == 6
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
