@@ -112,7 +112,7 @@ class BlockTridiagonal:
         parts = self.split(d)
         diag = []
         for block, part in zip(self.diag, parts, strict=True):
-            diag.append(block.expand(torch.broadcast_shapes(block.shape, (*part.shape, 1))).clone())
+            diag.append(torch.broadcast_tensors(block, part[..., None])[0].clone())
             diag[-1].diagonal(dim1=-2, dim2=-1).add_(part)
         return BlockTridiagonal(tuple(diag), self.sub)
 
