@@ -2,6 +2,7 @@
 
 Each round starts one process a version, with one thread, and takes the best of a few repetitions of every case after a warm-up.
 The table has the medians over the rounds and their ratio. A version is a folder with sources, such as ``src`` of a worktree.
+With ``--cold`` it times the first use instead: a process without compiled kernels, then one that finds them in the cache.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,30 +84,75 @@ def measure() -> dict[str, float]:
     return found
 
 
+def first_use() -> dict[str, float]:
+    """Return seconds of the import and of the first calls of an estimator in this process, of the wall and of the CPU."""
+    clocks = {"": time.perf_counter, ", CPU": time.process_time}
+    starts = {clock: read() for clock, read in clocks.items()}
+    found = {}
+
+    def lap(name: str) -> None:
+        for clock, read in clocks.items():
+            found[name + clock] = read() - starts[clock]
+            starts[clock] = read()
+
+    import lrrn
+
+    lap("import lrrn")
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    classifier = lrrn.LRRNClassifier(random_state=0)
+    lap("import scikit-learn, torch and the classifier")
+    classifier.fit(x / 16, y)
+    lap("fit on digits")
+    classifier.predict(x / 16)
+    lap("predict")
+    classifier.certified_radius(x[:100] / 16)
+    lap("certified_radius of 100 samples")
+    return found
+
+
+def process(folder: Path, *arguments: str, **variables: str) -> dict[str, float]:
+    """Run this script on one version, with one thread, and return the seconds it prints."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    environment = {**os.environ, **threads, **variables, "PYTHONPATH": str(folder.resolve())}
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def cold_start(folder: Path) -> dict[str, float]:
+    """Return the seconds of two processes, of which the first finds an empty cache of compiled kernels."""
+    found = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("empty cache", "second process"):
+            times = process(folder, "--cold", NUMBA_CACHE_DIR=cache)
+            found |= {f"{name}: {key}": value for key, value in times.items()}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("before", nargs="?", type=Path, help="sources of one version")
     parser.add_argument("after", nargs="?", type=Path, help="sources of the other")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--cold", action="store_true", help="time the first use, with an empty cache of compiled kernels")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     if options.before is None:
-        print(json.dumps(measure()))
+        print(json.dumps(first_use() if options.cold else measure()))
         return
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     seconds: list[dict[str, list[float]]] = [{}, {}]
-    for number in range(-1, options.rounds):  # the first compiles what is not compiled yet
+    for number in range(0 if options.cold else -1, options.rounds):  # the first compiles what is not compiled yet
         for version, folder in zip(seconds, (options.before, options.after), strict=True):
-            environment = {**os.environ, **threads, "PYTHONPATH": str(folder.resolve())}
-            done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=True)
-            for name, value in json.loads(done.stdout.splitlines()[-1]).items():
+            for name, value in (cold_start(folder) if options.cold else process(folder)).items():
                 if number >= 0:
                     version.setdefault(name, []).append(value)
     rows = []
     for name in seconds[0]:
         before, after = (statistics.median(version[name]) for version in seconds)
         rows.append({"case": name, "before, ms": 1e3 * before, "after, ms": 1e3 * after, "ratio": after / before})
-        print(f"{name:45} {1e3 * before:9.1f} ms {1e3 * after:9.1f} ms {after / before:6.2f}", flush=True)
+        print(f"{name:60} {1e3 * before:9.1f} ms {1e3 * after:9.1f} ms {after / before:6.2f}", flush=True)
     if options.json:
         from lrrn.runtime.machine import processor
 
