@@ -91,6 +91,18 @@ def test_the_strength_that_certifies_most(eps):
     assert shares[best] >= max(shares) - 0.002 > min(shares) + 0.02
 
 
+def test_the_linear_model_is_that_of_the_strength_that_certifies_most():
+    X, y = straight(200)
+    X, y = np.concatenate([X, X[:50]]), np.concatenate([y, np.zeros(50, int)])
+    splits = list(robust._splits(len(X), 0, y))
+    paths = [list(robust.logistic(X[train], y[train], None, *robust.STRENGTHS)) for train, _ in splits]
+    best = robust._shares(X, y, robust.sizes(len(X), 0.2), splits, paths).argmax()
+    poor = lambda parameters, train: lambda held: np.zeros(len(held))  # noqa: E731
+    _, linear = robust.classifier_parameters(X, y, None, 0.2, 0, poor)
+    *_, expected = robust.logistic(X, y, None, *robust.STRENGTHS[: best + 1])
+    assert linear is not None and np.allclose(linear.weight, expected.weight, rtol=1e-6)
+
+
 @pytest.mark.parametrize("scale, eps, fits", [(1.0, 1e-4, 9), (0.02, 1e-4, 11)])
 def test_weak_regularisation_is_tried_only_where_it_may_be_best(scale, eps, fits, monkeypatch):
     X, y = straight(200)
