@@ -71,10 +71,11 @@ explore: .venv/.explore
 # makes the figures of the paper, the record and the benchmarks by make test-studies
 test: .venv/.test
 	.venv/bin/python -m pytest -n 2 --dist worksteal --durations 25 --ignore=tests/repository/test_docs.py --ignore=tests/browser \
-		--ignore=tests/runtime/test_ranks.py --ignore=tests/studies
+		--ignore=tests/runtime/test_ranks.py --ignore=tests/studies --ignore=tests/kernels/test_compiled.py
 
+# the studies, and what a first use compiles
 test-studies: .venv/.test
-	.venv/bin/python -m pytest -q -n 2 --dist worksteal --durations 10 tests/studies
+	.venv/bin/python -m pytest -q -n 2 --dist worksteal --durations 10 tests/studies tests/kernels/test_compiled.py
 
 # which lines the same tests reach
 coverage: .venv/.test

@@ -231,7 +231,8 @@ def test_parts_that_cannot_be_are_refused_before_any_work(saved, options, messag
 
 
 SLOW = """
-import os, time
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
 from lrrn.reports import audit
 from lrrn.runtime import memory
 real = audit._certified_chunk
