@@ -247,9 +247,12 @@ class Page {
   }
 
   tightened({ radius }, pixels) {
-    if (pixels !== this.pixels) return;
+    if (pixels === this.pixels) this.prove(radius, "proven, tight");
+  }
+
+  prove(radius, how) {
     this.answer.radius = radius;
-    this.answerView.radius(radius, "proven, tight");
+    this.answerView.radius(radius, how);
     this.modelView.radius(radius);
     this.attackView.proven(radius);
   }
@@ -262,10 +265,7 @@ class Page {
 
   provenOnRequest({ radius }, pixels) {
     if (pixels !== this.pixels) return;
-    this.answer.radius = radius;
-    this.answerView.radius(radius, "proven, shared");
-    this.modelView.radius(radius);
-    this.attackView.proven(radius);
+    this.prove(radius, "proven, shared");
     this.attackView.search("Looking for attacks");
     this.attackView.ask(pixels);
   }

@@ -21,15 +21,21 @@ def summed(sums_ptr, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
+def stretch(units, WIDTH: tl.constexpr):
+    """Return the sample of a program, its part of the units, their numbers, where they are in memory, and which exist."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    j = part * WIDTH + tl.arange(0, WIDTH)
+    return row, part, j, row * units + j, j < units
+
+
+@triton.jit
 def judge(
     z_ptr, q_ptr, lo_ptr, hi_ptr, g_ptr, sums_ptr, dim, lo_stride, hi_stride, parts,
     IS_PRODUCT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Write parts of the squared KKT residual, in float64; if ``g`` is the product H z, subtract q from it first."""
-    row = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    inside = j < dim
-    place = row * dim + j
+    row, part, j, place, inside = stretch(dim, WIDTH)
     z = tl.load(z_ptr + place, mask=inside, other=0.0)
     g = tl.load(g_ptr + place, mask=inside, other=0.0)
     lo = tl.load(lo_ptr + row * lo_stride + j, mask=inside, other=0.0)
@@ -38,7 +44,7 @@ def judge(
         g -= tl.load(q_ptr + place, mask=inside, other=0.0)
         tl.store(g_ptr + place, g, mask=inside)
     open_ = tl.where(((z <= lo) & (g > 0)) | ((z >= hi) & (g < 0)), 0.0, g).to(tl.float64)
-    tl.store(sums_ptr + row * parts + tl.program_id(1), tl.sum(tl.where(inside, open_ * open_, 0.0)))
+    tl.store(sums_ptr + row * parts + part, tl.sum(tl.where(inside, open_ * open_, 0.0)))
 
 
 @triton.jit
@@ -118,11 +124,7 @@ def relax(
     one row of n entries, and of n times ``parts``, per step: the state of the momentum, and parts of the sum whose sign says
     that the last step went uphill. Momentum then starts anew, one step late. The parts of this layer begin at ``first``.
     """
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    j = part * WIDTH + tl.arange(0, WIDTH)
-    inside = j < units
-    place = row * units + j
+    row, part, j, place, inside = stretch(units, WIDTH)
     # the state of this sample, the same in all programs
     t = tl.load(t_ptr + k * n + row)
     t = tl.where(summed(sums_ptr + (k * n + row) * parts, parts, PARTS) > 0, 1.0, t)
@@ -153,11 +155,7 @@ def aim(
     units, first, parts, farthest, LEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Begin conjugate gradients on a layer: the remaining residual, the free units, the direction, and parts of their size."""
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    j = part * WIDTH + tl.arange(0, WIDTH)
-    inside = j < units
-    place = row * units + j
+    row, part, j, place, inside = stretch(units, WIDTH)
     down = tl.load(down_ptr + place, mask=inside, other=0.0).to(tl.float32)
     free = tl.load(up_ptr + place, mask=inside, other=0.0).to(tl.float32) > down
     left = tl.where(free, -tl.load(push_ptr + place, mask=inside, other=0.0), 0.0)
@@ -178,11 +176,7 @@ def curve(
     product_ptr, direction_ptr, left_ptr, scale_ptr, curved_ptr, along_ptr, units, identity, first, parts, WIDTH: tl.constexpr
 ):
     """Write parts of d^T H d and d^T r of a layer, for a direction d of conjugate gradients and the remaining residual r."""
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    j = part * WIDTH + tl.arange(0, WIDTH)
-    inside = j < units
-    place = row * units + j
+    row, part, _, place, inside = stretch(units, WIDTH)
     product = tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32)
     direction = tl.load(direction_ptr + place, mask=inside, other=0.0)
     left = tl.load(left_ptr + place, mask=inside, other=0.0)
@@ -197,11 +191,7 @@ def descend(
     units, identity, first, parts, PARTS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Move along the direction to the minimum, with an exact line search; write parts of the new size of the residual."""
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    j = part * WIDTH + tl.arange(0, WIDTH)
-    inside = j < units
-    place = row * units + j
+    row, part, j, place, inside = stretch(units, WIDTH)
     curved = summed(curved_ptr + row * parts, parts, PARTS)
     step = summed(along_ptr + row * parts, parts, PARTS) / tl.where(curved > 0, curved, 1.0)
     product = tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -223,10 +213,7 @@ def turn(
     units, parts, farthest, PARTS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Choose the next direction of a layer, and write it in half precision too."""
-    row = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    inside = j < units
-    place = row * units + j
+    row, _, j, place, inside = stretch(units, WIDTH)
     before = summed(before_ptr + row * parts, parts, PARTS)
     keep = summed(now_ptr + row * parts, parts, PARTS) / tl.where(before > 0, before, 1.0)
     direction = tl.load(direction_ptr + place, mask=inside, other=0.0)
