@@ -45,8 +45,13 @@ def test_products_are_those_of_the_matrix(layer, dtype, device, patches):
         (operator.adjoint(y.to(device)), y.double() @ matrix, y.double().abs() @ matrix.abs()),
     ):
         assert ((mine.cpu().double() - theirs).abs() <= rounding(1.0, operator.terms + 4, dtype) * size + 1e-300).all()
-    constant = rows(1, layer.rows, 3, dtype)[0].to(device)
-    assert torch.allclose(operator.added(constant, x.to(device), 0.5), constant + 0.5 * operator.apply(x.to(device)))
+    above = rows(4, layer.rows, 3, dtype)
+    for constant, given in ((above, x), (above[0], x), (above[0], x[0])):
+        theirs = constant.double() + 0.5 * (given.double() @ matrix.mT)
+        size = constant.double().abs() + given.double().abs() @ matrix.abs().mT
+        mine = operator.added(constant.to(device), given.to(device), 0.5).cpu().double()
+        assert mine.shape == theirs.shape
+        assert ((mine - theirs).abs() <= rounding(1.0, operator.terms + 6, dtype) * size).all()
     single = operator.adjoint_added(x[0].to(device), y[0].to(device), -2.0)
     assert torch.allclose(single, x[0].to(device) - 2 * operator.adjoint(y[:1].to(device))[0], atol=1e-4)
     nothing = operator.adjoint(operator.apply(x[:0].to(device)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import quadprog
 
 from oracles import PlainNetwork, quadratic_of
 
@@ -26,6 +25,8 @@ def programme(net: PlainNetwork) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def distance(net: PlainNetwork, x: np.ndarray, label: int) -> float:
     """The least norm of a perturbation after which another output is not below the label; hidden units are at least 0."""
+    import quadprog
+
     h, by_input, q = programme(net)
     q = q + by_input @ x
     n, last = len(h), net.weights[-1]

@@ -71,31 +71,27 @@ class OperatorHessian:
     def matmul(self, z: Tensor) -> Tensor:
         """Multiply each row of ``z``, of shape (n, dim), by the matrix."""
         blocks = self.split(z)
-        out = torch.empty_like(z)
-        parts = self.split(out)
+        parts: list[Tensor] = []
         for k, operator in enumerate(self.operators):
             a, beta = self.discounts[k], self.beta[k]
-            fixed = k == self.n_blocks
             if k > 0:
                 # on the layer below: a (A^T A v + beta v)
                 below = operator.apply(blocks[k - 1])
-                parts[k - 1].add_(operator.adjoint(below), alpha=a).add_(blocks[k - 1], alpha=a * beta)
-            if fixed:
+                parts[-1] = operator.adjoint_added(parts[-1], below, a).add_(blocks[k - 1], alpha=a * beta)
+            if k == self.n_blocks:
                 break
             # the layer's own block: a (v + beta A A^T v)
             if beta or k > 0:
                 down = operator.adjoint(blocks[k])
-            if beta:
-                torch.add(blocks[k], operator.apply(down), alpha=beta, out=parts[k])
-            else:
-                parts[k].copy_(blocks[k])
+            own = operator.added(blocks[k], down, beta) if beta else blocks[k].clone()
             if a != 1:
-                parts[k].mul_(a)
+                own.mul_(a)
             if k > 0:
                 # and the coupling of both
-                parts[k - 1].sub_(down, alpha=a * (1 + beta))
-                parts[k].sub_(below, alpha=a * (1 + beta))
-        return out
+                parts[-1].sub_(down, alpha=a * (1 + beta))
+                own.sub_(below, alpha=a * (1 + beta))
+            parts.append(own)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     @lazy
     def diagonal(self) -> Tensor:

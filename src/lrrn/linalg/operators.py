@@ -200,9 +200,13 @@ class Conv2d:
         padded = functional.pad(images, [self.padding] * 4) if self.padding else images
         return padded.unfold(2, kernel, self.stride).unfold(3, kernel, self.stride).permute(0, 1, 4, 5, 2, 3)
 
+    def _rows_of_patches(self, x: Tensor) -> Tensor:
+        """Return the patches as matrices, of shape (n, entries of a kernel, positions)."""
+        return self._patches(x).reshape(len(x), self.weight[0].numel(), math.prod(self.out_shape[1:]))
+
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         if by_patches(x):
-            maps = weight.flatten(1) @ self._patches(x).reshape(len(x), weight[0].numel(), math.prod(self.out_shape[1:]))
+            maps = weight.flatten(1) @ self._rows_of_patches(x)
         else:
             images = x.reshape(len(x), *self.in_shape)
             maps = functional.conv2d(images, weight, stride=self.stride, padding=self.padding)
@@ -229,9 +233,15 @@ class Conv2d:
         """Return the transposed convolution of every row of ``y``."""
         return self._transpose(y, self.weight)
 
+    @in_full_precision
     def added(self, constant: Tensor, x: Tensor, alpha: float = 1.0) -> Tensor:
-        """Return ``constant + alpha A x``."""
-        return torch.add(constant, self.apply(x) if x.dim() > 1 else self.apply(x[None])[0], alpha=alpha)
+        """Return ``constant + alpha A x``, added in the product's own kernel where that is a matrix product."""
+        if x.dim() == 1:
+            return self.added(constant, x[None], alpha)[0]
+        if not by_patches(x):
+            return torch.add(constant, self._convolve(x, self.weight), alpha=alpha)
+        maps, kernels = constant.reshape(-1, *self.out_shape).flatten(2), self.weight.flatten(1).expand(len(x), -1, -1)
+        return torch.baddbmm(maps, kernels, self._rows_of_patches(x), alpha=alpha).flatten(1)
 
     def adjoint_added(self, constant: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
         """Return ``constant + alpha A^T y``."""

@@ -86,7 +86,7 @@ def diagonal_and_step(h: Hessian) -> tuple[Tensor, Tensor]:
 
 
 @final
-class _Momentum:
+class _Momentum(Stepper):
     def __init__(self, qp: BoxQP) -> None:
         self._diagonal, self._step = diagonal_and_step(qp.hessian)
         self._ahead: Tensor | None = None
@@ -140,7 +140,7 @@ class _Momentum:
 
 
 @final
-class _Conjugate:
+class _Conjugate(Stepper):
     """Conjugate gradients on a correction, in the dtype of the problem, preconditioned by the mean diagonal of each layer.
 
     Directions are kept from call to call and continue from the recomputed residual. On the CPU a sample stops when it has

@@ -11,7 +11,18 @@ from lrrn.runtime.lazy import once_per_owner
 
 
 class Stepper(Protocol):
-    """A solver applied to one batch; it may keep state per sample."""
+    """A solver applied to one batch; it may keep state per sample.
+
+    Attributes
+    ----------
+    refines : bool
+        Whether ``advance`` computes the gradients that it needs, and all digits of a solve, in one call.
+    warm_share : float
+        Share of the sweeps, and of the digits to gain, that a solve needs if it starts near the solution.
+    """
+
+    refines: bool = False
+    warm_share: float = 1.0
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         """Improve ``z`` in place by at most ``sweeps`` sweeps.

@@ -15,7 +15,7 @@ from lrrn.kernels.cpu.arguments import PackedQP
 from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
 from lrrn.runtime.threads import over_rows
-from lrrn.solvers.base import needs_matrix, once_per_hessian
+from lrrn.solvers.base import Stepper, needs_matrix, once_per_hessian
 
 Packed = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """The Hessian as the kernel reads it: the first four fields of :class:`~lrrn.kernels.cpu.arguments.PackedQP`."""
@@ -58,7 +58,7 @@ class CoordinateDescent:
 
 
 @final
-class _Descent:
+class _Descent(Stepper):
     def __init__(self, packed: Packed, single: Packed | None) -> None:
         self._packed, self._single = packed, single
         self._rounds = 0

@@ -17,7 +17,7 @@ from lrrn.linalg.half_products import HalfHessian
 from lrrn.linalg.operator_hessian import OperatorHessian
 from lrrn.qp import BoxQP
 from lrrn.runtime.devices import has_kernels
-from lrrn.solvers.base import once_per_hessian
+from lrrn.solvers.base import Stepper, once_per_hessian
 from lrrn.solvers.half_precision import FARTHEST, bounds_and_strides, layer_or_own
 
 ABOVE_ESTIMATE = 1.1
@@ -53,14 +53,8 @@ def prepared(h: OperatorHessian) -> tuple[HalfHessian, list[Tensor], Tensor, Ten
 
 
 @final
-class OperatorSteps:
-    """Projected gradients with momentum, or conjugate gradients for linear equations; both are kept from call to call.
-
-    Attributes
-    ----------
-    warm_share : float
-        Share of the sweeps that a solve needs if it starts near the solution.
-    """
+class OperatorSteps(Stepper):
+    """Projected gradients with momentum, or conjugate gradients for linear equations; both are kept from call to call."""
 
     warm_share = 0.6
 
@@ -78,11 +72,11 @@ class OperatorSteps:
         residual = self._judged(qp, z, g, False) if self._residual is None else self._residual
         size = residual.clamp(SMALLEST, 1 / SMALLEST)
         # of linear equations, the gradient is all that is left to do
-        push = torch.float32 if qp.linear else torch.float16
-        layers = [_Layer(n, units, push, z.device) for units in self._half.channels_and_pixels]
+        precision = torch.float32 if qp.linear else torch.float16
+        layers = [_Layer(n, units, precision, z.device) for units in self._half.channels_and_pixels]
         (lo, hi), strides = bounds_and_strides(qp)
         kernels, offset, tile = _kernels(), 0, {"CHANNELS": CHANNELS, "PIXELS": PIXELS}
-        places, leads = [], self._leads or [torch.empty_like(layer.here) for layer in layers]
+        places, leads = [], self._leads or [torch.empty(layer.here.shape, device=z.device) for layer in layers]
         for layer, lead in zip(layers, leads, strict=True):
             places.append((qp.dim, offset, *layer.units, *strides))
             begun = self._leads is not None and not qp.linear
@@ -91,17 +85,17 @@ class OperatorSteps:
             offset += layer.width
         if qp.linear:
             sweeps = -(-sweeps // 3)  # conjugate gradients need a third of the steps
-            ends = self._solve_equations(layers, leads, size.float(), sweeps)
+            self._solve_equations(layers, leads, size.float(), sweeps)
         else:
-            ends = self._relax(layers, n, sweeps)
-        for layer, lead, end, place in zip(layers, leads, ends, places, strict=True):
-            moved = (layer.here, layer.down, layer.up, end, lead)
+            self._relax(layers, n, sweeps)
+        for layer, lead, place in zip(layers, leads, places, strict=True):
+            moved = (layer.here, layer.down, layer.up, layer.ahead, lead)
             kernels.leave[layer.tiles](z, lo, hi, size, *moved, *place, IS_DIRECTION=qp.linear, **tile)
         self._residual, self._leads = None, leads
         return torch.full((n,), sweeps, dtype=torch.int64, device=z.device)
 
-    def _relax(self, layers: list[_Layer], n: int, sweeps: int) -> list[Tensor]:
-        """Take steps with momentum; return the extrapolated points."""
+    def _relax(self, layers: list[_Layer], n: int, sweeps: int) -> None:
+        """Take steps with momentum."""
         parts = sum(layer.parts for layer in layers)
         sums = self._t.new_zeros((sweeps + 1, n, parts))
         t = self._t.new_empty((sweeps + 1, n))
@@ -115,26 +109,27 @@ class OperatorSteps:
                 _kernels().relax[n, layer.parts](product, *layer.point, *layer.box, *state, *counts, **shape)
                 first += layer.parts
         self._t = t[sweeps]
-        return [layer.ahead for layer in layers]
 
-    def _solve_equations(self, layers: list[_Layer], leads: list[Tensor], size: Tensor, sweeps: int) -> list[Tensor]:
-        """Conjugate gradients, preconditioned by the layers' scales; return the directions, kept from call to call."""
+    def _solve_equations(self, layers: list[_Layer], leads: list[Tensor], size: Tensor, sweeps: int) -> None:
+        """Conjugate gradients, preconditioned by the layers' scales; ``ahead`` is the direction, kept from call to call.
+
+        Directions are numbers in half precision, so that products belong to the very directions that are followed.
+        """
         n, parts, kernels = len(size), sum(layer.parts for layer in layers), _kernels()
         shape = {"PARTS": 1 << (parts - 1).bit_length(), "WIDTH": WIDTH}
         curved, along, before, now = (size.new_empty((n, parts)) for _ in range(4))
-        firsts, directions, lefts, frees = [0], [], [], []
+        firsts, lefts, frees = [0], [], []
         for i, layer in enumerate(layers):
-            lefts.append(torch.empty_like(layer.here))
-            directions.append(torch.empty_like(layer.here))
+            lefts.append(torch.empty_like(leads[i]))
             frees.append(torch.empty(layer.here.shape, dtype=torch.int8, device=size.device))
             start = (*layer.box, self._steps[i], self._scale, leads[i], size)
-            begun = (lefts[i], frees[i], directions[i], layer.ahead, before)
+            begun = (lefts[i], frees[i], layer.ahead, before)
             scope = (layer.width, firsts[i], parts, FARTHEST)
             kernels.aim[n, layer.parts](*start, *begun, *scope, LEADS=self._leads is not None, WIDTH=WIDTH)
             firsts.append(firsts[-1] + layer.parts)
         for _ in range(sweeps):
             products = self._products(layers)
-            given = [(product, *pair) for product, *pair in zip(products, directions, lefts, strict=True)]
+            given = [(product, layer.ahead, left) for product, layer, left in zip(products, layers, lefts, strict=True)]
             for i, layer in enumerate(layers):
                 counts = (layer.width, self._half.identity[i], firsts[i], parts)
                 kernels.curve[n, layer.parts](*given[i], self._scale, curved, along, *counts, WIDTH=WIDTH)
@@ -143,10 +138,9 @@ class OperatorSteps:
                 state = (layer.here, frees[i], self._steps[i], self._scale, curved, along, now)
                 kernels.descend[n, layer.parts](*given[i], *state, *counts, **shape)
             for i, layer in enumerate(layers):
-                state = (directions[i], layer.ahead, lefts[i], self._steps[i], self._scale, before, now)
-                kernels.turn[n, layer.parts](*state, layer.width, parts, FARTHEST, **shape)
+                arrays = (layer.ahead, lefts[i], self._steps[i], self._scale, before, now)
+                kernels.turn[n, layer.parts](*arrays, layer.width, parts, FARTHEST, **shape)
             before, now = now, before
-        return directions
 
     def _products(self, layers: list[_Layer]) -> list[Tensor]:
         images = [layer.ahead.view(-1, *shape) for layer, shape in zip(layers, self._half.shapes, strict=True)]
@@ -180,15 +174,13 @@ class OperatorSteps:
 class _Layer:
     """Arrays of one layer of unknowns, with channels last, in units of the residual."""
 
-    def __init__(self, n: int, units: tuple[int, int], push: torch.dtype, device: torch.device) -> None:
+    def __init__(self, n: int, units: tuple[int, int], precision: torch.dtype, device: torch.device) -> None:
         channels, pixels = self.units = units
         width = self.width = channels * pixels
         self.parts = -(-width // WIDTH)
         self.tiles = (n, -(-channels // CHANNELS), -(-pixels // PIXELS))
-        dtypes = (push, torch.float16, torch.float16)
-        self.push, self.down, self.up = (torch.empty((n, width), dtype=dtype, device=device) for dtype in dtypes)
-        self.here = torch.empty((n, width), device=device)
-        self.ahead = torch.empty((n, width), dtype=torch.float16, device=device)
+        self.push, self.here = (torch.empty((n, width), dtype=precision, device=device) for _ in range(2))
+        self.down, self.up, self.ahead = (torch.empty((n, width), dtype=torch.float16, device=device) for _ in range(3))
 
     @property
     def point(self) -> tuple[Tensor, Tensor]:

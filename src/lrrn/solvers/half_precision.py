@@ -19,7 +19,7 @@ from torch import Tensor
 from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
 from lrrn.runtime.devices import has_kernels
-from lrrn.solvers.base import once_per_hessian, recompute
+from lrrn.solvers.base import Stepper, once_per_hessian, recompute
 
 ON_CHIP = 128
 """Largest number of units that the kernel of :class:`Tiles` supports."""
@@ -98,7 +98,7 @@ def halves_and_rates(h: BlockTridiagonal) -> tuple[Tensor, ...]:
 
 
 @final
-class Tiles:
+class Tiles(Stepper):
     """Runs the on-chip kernel: on z itself for float32 problems, on a scaled correction of z for float64 problems.
 
     In float32 a call performs the refinement itself, needs no initial gradient, and returns the gradient at its result.
@@ -179,7 +179,7 @@ def most_momentum(h: BlockTridiagonal) -> Tensor:
 
 
 @final
-class Rows:
+class Rows(Stepper):
     """Accelerated steps on a scaled correction: a product with A / L, then one kernel with one program per sample.
 
     Momentum is kept from call to call. If it were reset in each call, it would never grow large enough for ill-conditioned
@@ -227,7 +227,7 @@ class Rows:
 
 
 @final
-class Equations:
+class Equations(Stepper):
     """Conjugate gradients on a scaled correction, for problems whose units are all fixed or free, such as the adjoint.
 
     Directions are kept from call to call and continue from the recomputed residual.

@@ -77,19 +77,20 @@ def solve_fixed(qp: BoxQP, sweeps: int, *, tol: float, aim: float, start: Tensor
 
     Arguments are as in :func:`solve`; samples that miss ``tol`` are flagged in the status. The target ``aim`` determines
     the number of rounds: sweeps in half precision gain at most three digits before the residual must be recomputed. With
-    convolutions, fewer sweeps follow a warm start.
+    convolutions, fewer sweeps and digits follow a warm start.
     """
     z = _cold_start(qp) if start is None else qp.project(start.to(qp.q)).contiguous()
     stepper = SOLVERS["accelerated"].begin(qp)
-    sweeps = sweeps if start is None else math.ceil(sweeps * getattr(stepper, "warm_share", 1.0))
+    share = 1.0 if start is None else stepper.warm_share
+    sweeps = math.ceil(sweeps * share)
     must = tol * qp.scale
-    if getattr(stepper, "refines", False):
+    if stepper.refines:
         spent = stepper.advance(qp, z, z, sweeps, must)
         gradient, residual = stepper.check(qp, z)
         return _fixed(z, gradient, residual, spent, must)
     gradient = -qp.q if start is None and qp.holds_zero else stepper.check(qp, z)[0]
     spent = torch.zeros(len(z), dtype=torch.int64, device=z.device)
-    rounds = max(math.ceil(-math.log10(aim) / DIGITS), -(-sweeps // LONGEST), 1)
+    rounds = max(math.ceil(-math.log10(aim) * share / DIGITS), -(-sweeps // LONGEST), 1)
     for k in range(rounds):
         spent += stepper.advance(qp, z, gradient, max(1, (sweeps * (k + 1)) // rounds - (sweeps * k) // rounds), must)
         gradient, residual = stepper.check(qp, z)

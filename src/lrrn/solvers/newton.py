@@ -16,7 +16,7 @@ from torch import Tensor
 from lrrn.linalg import verified
 from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP, kkt_residual, row_norms
-from lrrn.solvers.base import needs_matrix, once_per_hessian, recompute
+from lrrn.solvers.base import Stepper, needs_matrix, once_per_hessian, recompute
 from lrrn.solvers.interior import centre
 
 MEMORY_LIMIT = 2**28
@@ -56,7 +56,7 @@ def scaled_to_unit_diagonal(h: BlockTridiagonal) -> tuple[Tensor, BlockTridiagon
 
 
 @final
-class _NewtonStepper:
+class _NewtonStepper(Stepper):
     def __init__(self, qp: BoxQP) -> None:
         self._root, self._h, self._step = scaled_to_unit_diagonal(qp.matrix)
         entries = sum(d * d for d in self._h.sizes) + sum(block.numel() for block in self._h.sub)

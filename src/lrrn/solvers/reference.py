@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lrrn.qp import BoxQP
-from lrrn.solvers.base import needs_matrix, recompute
+from lrrn.solvers.base import Stepper, needs_matrix, recompute
 
 
 @final
@@ -33,7 +33,7 @@ class Reference:
 
 
 @final
-class _ReferenceStepper:
+class _ReferenceStepper(Stepper):
     def __init__(self, h: np.ndarray) -> None:
         self._h = h
 

@@ -77,7 +77,7 @@ def enter(
     tl.store(push_ptr + place, push.to(push_ptr.dtype.element_ty), mask=inside)
     tl.store(down_ptr + place, tl.maximum((lo - z) / size, -LARGEST).to(tl.float16), mask=inside)
     tl.store(up_ptr + place, tl.minimum((hi - z) / size, LARGEST).to(tl.float16), mask=inside)
-    tl.store(here_ptr + place, tl.zeros_like(z).to(tl.float32), mask=inside)
+    tl.store(here_ptr + place, tl.zeros_like(z).to(here_ptr.dtype.element_ty), mask=inside)
     ahead = tl.zeros_like(z).to(tl.float32)
     if LEADS:
         lead = tl.load(lead_ptr + place, mask=inside, other=0.0) / size.to(tl.float32)
@@ -101,7 +101,7 @@ def leave(
     lo = tl.load(lo_ptr + row * lo_stride + source, mask=inside, other=0.0)
     hi = tl.load(hi_ptr + row * hi_stride + source, mask=inside, other=0.0)
     size = tl.load(size_ptr + row).to(z.dtype)
-    here = tl.load(here_ptr + place, mask=inside, other=0.0)
+    here = tl.load(here_ptr + place, mask=inside, other=0.0).to(tl.float32)
     down = tl.load(down_ptr + place, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + place, mask=inside, other=0.0).to(tl.float32)
     new = tl.minimum(tl.maximum(z + here.to(z.dtype) * size, lo), hi)
@@ -134,7 +134,7 @@ def relax(
         tl.store(t_ptr + (k + 1) * n + row, t_new)
     product = tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32)
     ahead = tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    here = tl.load(here_ptr + place, mask=inside, other=0.0)
+    here = tl.load(here_ptr + place, mask=inside, other=0.0).to(tl.float32)
     push = tl.load(push_ptr + place, mask=inside, other=0.0).to(tl.float32)
     down = tl.load(down_ptr + place, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -144,14 +144,14 @@ def relax(
     move = new - here
     uphill = tl.sum((ahead - new) * move / step)
     tl.store(sums_ptr + ((k + 1) * n + row) * parts + first + part, uphill)
-    tl.store(here_ptr + place, new, mask=inside)
+    tl.store(here_ptr + place, new.to(here_ptr.dtype.element_ty), mask=inside)
     following = tl.minimum(tl.maximum(new + weight * move, -farthest), farthest)
     tl.store(ahead_ptr + place, following.to(tl.float16), mask=inside)
 
 
 @triton.jit(do_not_specialize=["first"])
 def aim(
-    push_ptr, down_ptr, up_ptr, step_ptr, scale_ptr, lead_ptr, size_ptr, left_ptr, free_ptr, direction_ptr, ahead_ptr, sums_ptr,
+    push_ptr, down_ptr, up_ptr, step_ptr, scale_ptr, lead_ptr, size_ptr, left_ptr, free_ptr, direction_ptr, sums_ptr,
     units, first, parts, farthest, LEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Begin conjugate gradients on a layer: the remaining residual, the free units, the direction, and parts of their size."""
@@ -166,8 +166,7 @@ def aim(
         direction = left * step * tl.load(scale_ptr)
     tl.store(left_ptr + place, left, mask=inside)
     tl.store(free_ptr + place, free.to(tl.int8), mask=inside)
-    tl.store(direction_ptr + place, direction, mask=inside)
-    tl.store(ahead_ptr + place, tl.minimum(tl.maximum(direction, -farthest), farthest).to(tl.float16), mask=inside)
+    tl.store(direction_ptr + place, tl.minimum(tl.maximum(direction, -farthest), farthest).to(tl.float16), mask=inside)
     tl.store(sums_ptr + row * parts + first + part, tl.sum(left * left * step))
 
 
@@ -178,7 +177,7 @@ def curve(
     """Write parts of d^T H d and d^T r of a layer, for a direction d of conjugate gradients and the remaining residual r."""
     row, part, _, place, inside = stretch(units, WIDTH)
     product = tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    direction = tl.load(direction_ptr + place, mask=inside, other=0.0)
+    direction = tl.load(direction_ptr + place, mask=inside, other=0.0).to(tl.float32)
     left = tl.load(left_ptr + place, mask=inside, other=0.0)
     bent = identity * direction + tl.load(scale_ptr) * product
     tl.store(curved_ptr + row * parts + first + part, tl.sum(direction * bent))
@@ -195,7 +194,7 @@ def descend(
     curved = summed(curved_ptr + row * parts, parts, PARTS)
     step = summed(along_ptr + row * parts, parts, PARTS) / tl.where(curved > 0, curved, 1.0)
     product = tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    direction = tl.load(direction_ptr + place, mask=inside, other=0.0)
+    direction = tl.load(direction_ptr + place, mask=inside, other=0.0).to(tl.float32)
     left = tl.load(left_ptr + place, mask=inside, other=0.0)
     here = tl.load(here_ptr + place, mask=inside, other=0.0)
     free = tl.load(free_ptr + place, mask=inside, other=0)
@@ -209,16 +208,15 @@ def descend(
 
 @triton.jit
 def turn(
-    direction_ptr, half_ptr, left_ptr, step_ptr, scale_ptr, before_ptr, now_ptr,
+    direction_ptr, left_ptr, step_ptr, scale_ptr, before_ptr, now_ptr,
     units, parts, farthest, PARTS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Choose the next direction of a layer, and write it in half precision too."""
+    """Choose the next direction of a layer."""
     row, _, j, place, inside = stretch(units, WIDTH)
     before = summed(before_ptr + row * parts, parts, PARTS)
     keep = summed(now_ptr + row * parts, parts, PARTS) / tl.where(before > 0, before, 1.0)
-    direction = tl.load(direction_ptr + place, mask=inside, other=0.0)
+    direction = tl.load(direction_ptr + place, mask=inside, other=0.0).to(tl.float32)
     left = tl.load(left_ptr + place, mask=inside, other=0.0)
     weight = tl.load(step_ptr + j, mask=inside, other=0.0) * tl.load(scale_ptr)
     direction = keep * direction + weight * left
-    tl.store(direction_ptr + place, direction, mask=inside)
-    tl.store(half_ptr + place, tl.minimum(tl.maximum(direction, -farthest), farthest).to(tl.float16), mask=inside)
+    tl.store(direction_ptr + place, tl.minimum(tl.maximum(direction, -farthest), farthest).to(tl.float16), mask=inside)
