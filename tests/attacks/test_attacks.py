@@ -386,6 +386,27 @@ def test_foolbox_sees_an_ordinary_module_and_does_not_get_inside_a_radius(linear
     assert all(p.requires_grad and p.grad is None for p in net.parameters())
 
 
+def test_a_search_in_float32_is_confirmed_in_float64(linear, monkeypatch):
+    """What wide networks get, on a linear one whose distances are known, and on one with hidden units."""
+    net = random_network((8, 12, 5))
+    x = random_input(20, 8)
+    label, v = net.infer(x).output.argmax(-1), random_input(20, 5, seed=1)
+    exact = minimal_perturbation(net, x, label).distance
+    slopes = [Slopes(net)]
+    monkeypatch.setattr(import_module("lrrn.attacks.slopes"), "WIDE", 0)
+    slopes.append(Slopes(net))
+    (z, y), (z_32, y_32) = (each.outputs(x) for each in slopes)
+    assert (z.dtype, z_32.dtype, y_32.dtype) == (torch.float64, torch.float32, torch.float64)
+    torch.testing.assert_close(y_32, y, rtol=1e-3, atol=1e-3)
+    theirs, mine = (each.gradient(each.coefficients(at, v)) for each, at in zip(slopes, (z, z_32), strict=True))
+    torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+    for model, at, right, distance, less in ((net, x, label, exact, 0.98), (*linear, 1 - 1e-9)):
+        attack = minimal_perturbation(model, at, right)
+        consistent(model, at, right, attack)
+        assert attack.success.all()
+        assert (attack.distance >= less * distance).all() and (attack.distance <= 1.02 * distance).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_image_model_is_the_network_on_flat_images(dtype):
     net = random_network((12, 6, 4))
@@ -393,7 +414,7 @@ def test_an_image_model_is_the_network_on_flat_images(dtype):
     images = random_input(5, 12, dtype=dtype).reshape(5, 1, 3, 4)
     scores = model(images)
     assert scores.dtype == dtype and not model.training
-    torch.testing.assert_close(scores, net(images.flatten(1).double()).to(dtype), rtol=0, atol=0)
+    torch.testing.assert_close(scores, net.infer(images.flatten(1).double(), tol=1e-11).output.to(dtype), rtol=1e-6, atol=1e-9)
     assert next(model.parameters()).device == net.W[0].device
 
 

@@ -10,7 +10,9 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor, nn
 
+from lrrn.attacks.slopes import Slopes
 from lrrn.network import LRRN
+from lrrn.network.checks import check_input
 
 
 class FittedClassifier(Protocol):
@@ -24,7 +26,9 @@ class FittedClassifier(Protocol):
 
 @final
 class Scores(nn.Module):
-    """Module from inputs to outputs. Inputs are flattened and scaled as in training; solves are in float64.
+    """Module from inputs to outputs, differentiable once. Inputs are flattened and scaled as in training.
+
+    Solves are in float64, or in networks of at least 512 units in float32.
 
     Parameters
     ----------
@@ -49,6 +53,7 @@ class Scores(nn.Module):
         if net.sizes[-1] < 2:
             raise ValueError("an attack changes which output is largest, and this network has one")
         self.net = copy.deepcopy(net).requires_grad_(False)
+        self._slopes: Slopes | None = None
         self.shape = None if shape is None else tuple(shape)
         self.register_buffer("offset", offset.to(device=net.W[0].device, dtype=torch.float64))
         self.register_buffer("scale", scale.to(device=net.W[0].device, dtype=torch.float64))
@@ -59,7 +64,28 @@ class Scores(nn.Module):
         if self.shape is not None and tuple(x.shape[1:]) != self.shape:
             raise ValueError(f"images must have shape (n, {', '.join(map(str, self.shape))}); got {tuple(x.shape)}")
         flat = x.reshape(len(x), -1).to(torch.float64)
-        return self.net((flat - self.offset) / self.scale).to(x.dtype)
+        check_input(flat, self.net.sizes[0], self.net.image_shape)
+        if self._slopes is None or self._slopes.device != self.offset.device:
+            self._slopes = Slopes(self.net)  # what depends on the weights alone is computed once
+        scores: Tensor = _Scores.apply((flat - self.offset) / self.scale, self._slopes)
+        return scores.to(x.dtype)
+
+
+@final
+class _Scores(torch.autograd.Function):
+    """Outputs, with gradients by one adjoint solve."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slopes: Slopes) -> Tensor:
+        z, y = slopes.outputs(x.detach())
+        ctx.slopes = slopes
+        ctx.save_for_backward(z)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        (z,) = ctx.saved_tensors
+        return ctx.slopes.gradient(ctx.slopes.coefficients(z, slopes[0])), None
 
 
 def as_image_model(model: LRRN | FittedClassifier, shape: tuple[int, int, int]) -> Scores:
@@ -76,8 +102,8 @@ def as_image_model(model: LRRN | FittedClassifier, shape: tuple[int, int, int]) 
     -------
     Scores
         A module from images of shape (n, channels, height, width) to outputs of shape (n, n_classes), in eval mode, on the
-        device of the model. Outputs have the dtype of the images and are solved in float64. Gradients are by implicit
-        differentiation.
+        device of the model. Outputs have the dtype of the images. Gradients are by implicit differentiation. Solves are in
+        float64, or in networks of at least 512 units in float32.
     """
     if len(shape) != 3 or min(shape) < 1:
         raise ValueError(f"shape must be (channels, height, width), all at least 1; got {shape}")

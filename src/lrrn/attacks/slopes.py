@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from lrrn.network import LRRN
-from lrrn.qp import row_norms
+from lrrn.qp import BoxQP, row_norms
 from lrrn.solvers import solve
 
-TOL, AIM = 1e-6, 1e-10
+TOL, AIM = {torch.float64: 1e-6, torch.float32: 1e-4}, {torch.float64: 1e-10, torch.float32: 1e-5}
 """Tolerance and target residual of the solves: they go on to ``AIM`` while they make progress. The resulting attacks are
-confirmed by :meth:`LRRN.infer`."""
+confirmed by :meth:`LRRN.infer`, in float64."""
 WIDE = 512
-"""Number of units from which on solves stop at ``TOL``: more digits are expensive there, and an attack does not need them."""
+"""Number of units from which on solves are in float32: more digits are expensive there, and a search does not need them."""
 
 
 class Surface(Protocol):
@@ -54,22 +54,23 @@ def surface(model: nn.Module, n_inputs: int) -> Surface:
 
 @final
 class Slopes:
-    """The output of a network and its derivatives with respect to x, in float64; the parameters are copied.
+    """The output of a network and its derivatives with respect to x, as float64 numbers; the parameters are copied.
 
-    Every derivative is a linear combination of the rows of the first weight matrix, and is represented by its coefficients. A
-    first layer that is not a matrix may have more units than inputs: derivatives are then represented as they are.
+    The solves behind them are in float64, or from ``WIDE`` units on in float32. Every derivative is a linear combination of the
+    rows of the first weight matrix, and is represented by its coefficients. A first layer that is not a matrix may have more
+    units than inputs: derivatives are then represented as they are.
     """
 
     def __init__(self, net: LRRN) -> None:
         self._net = net
-        self._energy = net.energy_snapshot(torch.float64)
+        self._dtype = torch.float64 if sum(net.sizes[1:]) < WIDE else torch.float32
+        self._energy = net.energy_snapshot(self._dtype)
         self.n_inputs, self.n_outputs = net.sizes[0], net.sizes[-1]
         self._direct = self._energy.layers is not None
-        first = self._energy.weights[0]
-        self.n_coefficients = self.n_inputs if self._direct else len(first)
-        self.numbers, self.device = self.n_outputs * sum(net.sizes[1:]), first.device
-        self._gram = None if self._direct else first @ first.mT
-        self._aim = AIM if sum(self._energy.free_sizes) < WIDE else TOL
+        self._first = self._energy.weights[0].to(torch.float64)
+        self.n_coefficients = self.n_inputs if self._direct else len(self._first)
+        self.numbers, self.device = self.n_outputs * sum(net.sizes[1:]), self._first.device
+        self._gram = None if self._direct else self._first @ self._first.mT
 
     def labels(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the labels that :meth:`LRRN.infer` computes, and whether its solves converged."""
@@ -78,28 +79,32 @@ class Slopes:
 
     def outputs(self, x: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the stacked minimisers, of shape (n, dim), and the outputs, of shape (n, d_L)."""
-        z = solve(self._energy.free(x), tol=TOL, aim=self._aim, start=start).z
-        return z, self._energy.activations(x, z)[-1]
+        x = x.to(self._dtype)
+        z = self._solved(self._energy.free(x), start)
+        return z, self._energy.activations(x, z)[-1].to(torch.float64)
+
+    def _solved(self, qp: BoxQP, start: Tensor | None = None) -> Tensor:
+        return solve(qp, tol=TOL[self._dtype], aim=AIM[self._dtype], start=start).z
 
     def coefficients(self, z: Tensor, v: Tensor) -> Tensor:
         """Return the gradient of v^T z_L in x at stacked minimisers: this times W_0, of shape (n, d_1)."""
-        energy = self._energy
+        energy, v = self._energy, v.to(self._dtype)
         if energy.n_free == 0:
             return self._represented(v)
         pull = energy.operators[-1].adjoint(v) if energy.eliminated else v
         size = row_norms(pull)[:, None]
         push = z.new_zeros(z.shape)
         push[:, -pull.shape[1] :] = pull / torch.where(size > 0, size, 1)
-        w = solve(energy.adjoint(z, push), tol=TOL, aim=self._aim).z
+        w = self._solved(energy.adjoint(z, push))
         # d/dx = a_0 (1 + beta_0) W_0^T w_1, as in lrrn.network.implicit
         return self._represented(w[:, : energy.sizes[1]] * (size * (energy.discounts[0] * (1 + energy.beta[0]))))
 
     def _represented(self, by_unit: Tensor) -> Tensor:
-        return self._energy.operators[0].adjoint(by_unit) if self._direct else by_unit
+        return (self._energy.operators[0].adjoint(by_unit) if self._direct else by_unit).to(torch.float64)
 
     def gradient(self, coefficients: Tensor) -> Tensor:
         """Return coefficients times W_0."""
-        return coefficients if self._direct else coefficients @ self._energy.weights[0]
+        return coefficients if self._direct else coefficients @ self._first
 
     def _products(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the inner products of gradients given by coefficients, over all pairs of rows."""

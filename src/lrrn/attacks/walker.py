@@ -17,6 +17,8 @@ CHUNK_NUMBERS = 2**23
 """Size of the largest array: samples are attacked in chunks that fit it. On a GPU the limit is sixteen times as large."""
 INSIDE = 1 - 1e-10
 """Fraction of eps to which perturbations are projected, so that rounding does not make them larger than eps."""
+BEYOND = (0.0, 1e-5, 1e-4, 1e-3, 1e-2)
+"""Shares by which a shrunk perturbation grows until a prediction confirms it."""
 LOST = (0.5, 2.0, 8.0, 8.0, 8.0)
 """Radii, in units of 1 + |x|, of the balls for random starts where no linearised search succeeded."""
 
@@ -133,13 +135,22 @@ class Walker:
         return best[pick]
 
     def shrink(self, x: Tensor, label: Tensor, delta: Tensor, halvings: int = 20) -> Tensor:
-        """Shrink successful perturbations towards x by bisection, as long as the label stays changed."""
-        low, high = x.new_zeros(len(x)), x.new_ones(len(x))
+        """Shrink successful perturbations towards x by bisection, as long as the label stays changed.
+
+        The search may compute with fewer digits than a prediction: its result is enlarged until a prediction confirms it.
+        """
+        low, high, z = x.new_zeros(len(x)), x.new_ones(len(x)), None
         for _ in range(halvings):
             middle = 0.5 * (low + high)
-            fooled = self.fooled(x + delta * middle[:, None], label)
+            z, y = self.slopes.outputs(x + delta * middle[:, None], z)
+            fooled = y.argmax(-1) != label
             low, high = torch.where(fooled, low, middle), torch.where(fooled, middle, high)
-        return delta * high[:, None]
+        share, rows = torch.ones_like(high), torch.arange(len(x), device=x.device)
+        for more in BEYOND:
+            tried = (high[rows] * (1 + more)).clamp(max=1.0)
+            fooled = self.fooled(x[rows] + delta[rows] * tried[:, None], label[rows])
+            share[rows[fooled]], rows = tried[fooled], rows[~fooled]
+        return delta * share[:, None]
 
     def _slope(self, z: Tensor, rival: Tensor, label: Tensor) -> Tensor:
         """Return the coefficients of the gradient of a rival's lead over the right output."""

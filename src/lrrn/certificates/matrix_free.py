@@ -18,7 +18,8 @@ from torch import Tensor
 from lrrn.bounds.multiplier import LARGEST, LEAST
 from lrrn.certificates.block_multipliers import Layers, block_multipliers, form_floor, hessian_floor
 from lrrn.certificates.complementarity import Sample, Terms
-from lrrn.certificates.matrix_free_dual import FINAL, MatrixFreeSolver
+from lrrn.certificates.dual_batches import FINAL
+from lrrn.certificates.matrix_free_dual import MatrixFreeSolver
 from lrrn.certificates.shared import nearest_radii
 from lrrn.energy import LiftedEnergy
 from lrrn.linalg import verified
@@ -269,7 +270,7 @@ def matrix_free_radii(
     if z.device.type != "cpu" or len(todo) < 2:
         work(0, len(todo), form.rows)
         return radius
-    form.solver.steps  # noqa: B018  once for all threads
+    form.solver.prepare()  # once for all threads
     at_once, inference = max(1, form.rows // workers()), torch.is_inference_mode_enabled()
 
     def part(start: int, stop: int) -> None:

@@ -3,46 +3,37 @@
 For fixed multipliers of the products, the dual is a concave quadratic function of the coefficients p of v and r of w plus
 bounds and slopes of single unknowns. Its gradient is the minimiser of the Lagrangian: v in p and w + g in r. That minimiser
 has a closed form for one layer with the multiplier that needs no inverse, and comes from conjugate gradients otherwise.
-Accelerated proximal gradients with restarts maximise the dual for a batch. A bound is proven for whatever is returned, so
-float32 will do, and the rules that stop the iteration depend on no clock.
+The methods that maximise the dual of a batch are in ``dual_batches``. A bound is proven for whatever they return, so float32
+will do.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
 from lrrn.certificates.block_multipliers import without_norms
+from lrrn.certificates.dual_batches import Ascent, Response, Splitting
+from lrrn.certificates.layer_spectrum import Spectrum
 from lrrn.runtime.lazy import lazy
 
 if TYPE_CHECKING:
     from lrrn.certificates.matrix_free import Pulls
 
-STRIDE, LONGEST = 20, 1500
-"""Iterations between two evaluations of the dual, and their largest number."""
-GAIN = 5e-5
-"""A sample stops when a stride raises the dual by less than this fraction, or two strides lower it."""
-INNER, ROUGH, FINAL = 8, 30, 400
-"""Steps of conjugate gradients per iteration, from the last minimiser; for estimating a curvature; and at most, for a proof."""
+INPUTS = 4096
+"""Largest number of inputs of a layer whose dual is maximised by splitting."""
+INNER, ROUGH = 8, 30
+"""Steps of conjugate gradients per iteration, from the last minimiser; and for estimating a curvature."""
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-11}
 """Relative residual at which conjugate gradients stop early."""
 BALANCE = 2.0
 """Step of r relative to that of p, each in units of its own curvature."""
 ROUNDS, SAFETY = 20, 1.1
 """Iterations for estimating a largest curvature, and the factor by which steps are shortened, since the estimate is low."""
-
-
-@final
-class Response(NamedTuple):
-    """A minimiser v, w = H v - B u at the best u, and the derivative of the form at v."""
-
-    v: Tensor
-    w: Tensor
-    bent: Tensor
 
 
 @final
@@ -67,6 +58,23 @@ class MatrixFreeSolver:
         self.lam = torch.cat([like.new_full((n,), s) for n, s in zip(pulls.sizes, scalars, strict=True)])
         simple = without_norms(pulls.beta[0], pulls.discounts[0])
         self.simple = len(scalars) == 1 and scalars[0] == simple
+
+    @property
+    def splits(self) -> bool:
+        """Whether the dual is maximised by splitting, which needs the eigenvectors of a matrix of the size of the inputs."""
+        return len(self.scalars) == 1 and self.pulls.operators[0].shape[1] <= INPUTS
+
+    @lazy
+    def spectrum(self) -> Spectrum:
+        """Eigenvectors and eigenvalues of the only layer."""
+        return Spectrum(self.pulls.operators[0], self.pulls.discounts[0], self.pulls.beta[0], self.scalars[0])
+
+    def prepare(self) -> None:
+        """Compute what is common to all samples."""
+        if self.splits:
+            self.spectrum  # noqa: B018
+        else:
+            self.steps  # noqa: B018
 
     def response(self, p: Tensor, r: Tensor, start: Response | None = None, steps: int = INNER) -> Response:
         """Return the Lagrangian's minimiser, for coefficients p of v and r of w; approximately, from ``start``."""
@@ -183,7 +191,7 @@ class MatrixFreeSolver:
         """
         # the solution is proportional to lead, distances and slack
         unit = lead[:, None]
-        run = _Run(
+        run = (Splitting if self.splits else Ascent)(
             self,
             c.to(self.dtype),
             torch.where(self.below, low / unit, math.inf).to(self.dtype),
@@ -193,103 +201,3 @@ class MatrixFreeSolver:
         )
         sigma, p, r = (t.to(torch.float64) for t in run.best())
         return sigma * lead, p * unit, r * unit
-
-
-@final
-class _Run:
-    """One batch, with leads of one: accelerated proximal gradients with a restart wherever momentum points downhill."""
-
-    def __init__(self, solver: MatrixFreeSolver, c: Tensor, low: Tensor, high: Tensor, slack: Tensor, goal: Tensor) -> None:
-        self.solver, self.goal = solver, goal
-        lam = solver.lam
-        self.c, self.low, self.high, self.slack, self.kink = c, low, high, slack, lam * slack
-        self.r_lo, self.r_hi = -lam * high, lam * low
-        self.v_c, self.w_c, _ = solver.response(c, torch.zeros_like(c), steps=FINAL)
-        self.bend = -(c * self.v_c).sum(-1).clamp(max=-1e-30)
-        self.p_step, self.r_step = solver.steps
-        self.shorter = torch.ones_like(goal)[:, None]
-        self.momentum, self.ahead = torch.ones_like(self.shorter), (c, c)
-        self.start: Response | None = None
-
-    def _moved(self, p: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the best sigma and, with it, the minimiser's v and w."""
-        self.start = self.solver.response(p, r, self.start)
-        v, w, _ = self.start
-        sigma = ((1 + (self.c * v).sum(-1)) / self.bend).clamp(min=0.0)
-        return sigma, v + sigma[:, None] * self.v_c, w + sigma[:, None] * self.w_c
-
-    def _value(self, p: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the dual and the best sigma."""
-        sigma, v, w = self._moved(p, r)
-        past = p - self.kink
-        ends = torch.where(past < 0, self.low * past, torch.where(past > 0, -self.high * past, 0.0))
-        linear = sigma[:, None] * self.c + p
-        return sigma + (ends + r * self.slack + (linear * v + r * w) / 2).sum(-1), sigma
-
-    def best(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Iterate; return sigma, p and r of the largest dual."""
-        free_below, free_above = self.low.isinf(), self.high.isinf()
-        p = torch.zeros_like(self.c)
-        p = torch.where(free_below, torch.maximum(p, self.kink), p)
-        p = torch.where(free_above, torch.minimum(p, self.kink), p)
-        r = torch.zeros_like(p)
-        kept, sigma = self._value(p, r)
-        found = [sigma.clone(), p.clone(), r.clone()]
-        self.ahead = p, r
-        rows, fell = torch.arange(len(p), device=p.device), torch.zeros_like(kept, dtype=torch.bool)
-        for _ in range(0, LONGEST, STRIDE):
-            p, r = self._stride(p, r)
-            value, sigma = self._value(p, r)
-            better = value > kept
-            for old, new in zip(found, (sigma, p, r), strict=True):
-                old[rows[better]] = new[better]
-            gained = value - kept
-            kept = torch.where(better, value, kept)
-            # too long a step: go back to the best point with a shorter one
-            wild = ~(gained > -0.1 * kept.abs())
-            p, r = self._reset(wild[:, None], (found[1][rows], found[2][rows]), (p, r))
-            # momentum may lower the dual for a while
-            fell, before = gained <= 0, fell
-            going = (wild & (self.shorter[:, 0] > 1e-3)) | (gained > GAIN * kept.abs()) | (fell & ~before)
-            keep = (going & ~(kept > self.goal)).nonzero().squeeze(1)
-            if len(keep) == 0:
-                break
-            if len(keep) < len(rows):
-                rows, kept, p, r, fell = (t[keep] for t in (rows, kept, p, r, fell))
-                self._keep(keep)
-        return found[0], found[1], found[2]
-
-    def _stride(self, p: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        """Iterate ``STRIDE`` times."""
-        p_step, r_step = self.p_step * self.shorter, self.r_step * self.shorter
-        at_p, at_r = self.ahead
-        for _ in range(STRIDE):
-            _, v, w = self._moved(at_p, at_r)
-            middle = at_p + p_step * v
-            new_p = torch.clamp(self.kink, middle - p_step * self.high, middle + p_step * self.low)
-            new_r = torch.clamp(at_r + r_step * (w + self.slack), self.r_lo, self.r_hi)
-            turn = ((new_p - at_p) * (new_p - p) / p_step).sum(-1) + ((new_r - at_r) * (new_r - r) / r_step).sum(-1)
-            momentum = torch.where(turn[:, None] < 0, 1.0, self.momentum)
-            self.momentum = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
-            push = (momentum - 1) / self.momentum
-            at_p, at_r = new_p + push * (new_p - p), new_r + push * (new_r - r)
-            p, r = new_p, new_r
-        self.ahead = at_p, at_r
-        return p, r
-
-    def _reset(self, wild: Tensor, best: tuple[Tensor, Tensor], last: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the best points in the place of wild ones, and continue from them without momentum."""
-        self.shorter = torch.where(wild, self.shorter / 2, self.shorter)
-        self.momentum = torch.where(wild, 1.0, self.momentum)
-        self.ahead = torch.where(wild, best[0], self.ahead[0]), torch.where(wild, best[1], self.ahead[1])
-        if self.start is not None:
-            self.start = Response(*(torch.where(wild, 0.0, t) for t in self.start))
-        return torch.where(wild, best[0], last[0]), torch.where(wild, best[1], last[1])
-
-    def _keep(self, rows: Tensor) -> None:
-        """Continue with some rows only."""
-        for name in ("goal", "c", "low", "high", "slack", "kink", "r_lo", "r_hi", "v_c", "w_c", "bend", "shorter", "momentum"):
-            setattr(self, name, getattr(self, name)[rows])
-        self.ahead = self.ahead[0][rows], self.ahead[1][rows]
-        if self.start is not None:
-            self.start = Response(*(t[rows] for t in self.start))

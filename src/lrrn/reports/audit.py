@@ -27,6 +27,8 @@ from lrrn.reports.scoring import ALL, Parts, Share, over_rows
 from lrrn.runtime.memory import rows_at_once
 
 Array = NDArray[Any]
+REFINE = 20
+"""Most steps of an ascent that refines a minimal-norm attack."""
 logger = logging.getLogger("lrrn.reports")
 LOCAL_ROWS = 16
 """Number of samples in a chunk of local radii, each of which takes a fraction of a second."""
@@ -287,13 +289,14 @@ def attack_distances(
     Parameters
     ----------
     net, x, label, steps, restarts, clip, seed
-        As in :func:`lrrn.attacks.pgd`.
+        As in :func:`lrrn.attacks.pgd`; the minimal-norm attack is refined by at most as many steps.
     sizes : sequence of float
         Perturbation sizes of the gradient ascents; one unit of x is ``scale`` of their units.
     measured : callable
         Maps sample indices and perturbed inputs to the norms of the perturbations that succeeded, ``inf`` for the others.
     """
-    distances = measured(np.arange(len(x)), minimal_perturbation(net, x, label, seed=seed, clip=clip).x)
+    nearest = minimal_perturbation(net, x, label, refine_steps=min(REFINE, steps), seed=seed, clip=clip)
+    distances = measured(np.arange(len(x)), nearest.x)
     for size in sizes:
         left = np.flatnonzero(distances > size)
         if size > 0 and len(left):

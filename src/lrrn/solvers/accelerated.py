@@ -33,7 +33,7 @@ from lrrn.solvers.half_precision import (
     layer_or_own,
 )
 
-MIN_ROWS, OPERATOR_ROWS = 32, 4
+MIN_ROWS, OPERATOR_ROWS = 16, 4
 """Smallest number of samples per thread, of matrices and of other operators."""
 
 
