@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 
 import lrrn
+from convolutions import network as convolutional
 from lrrn.attacks import (
     LipschitzEstimate,
     as_foolbox,
@@ -388,18 +389,19 @@ def test_foolbox_sees_an_ordinary_module_and_does_not_get_inside_a_radius(linear
 
 def test_a_search_in_float32_is_confirmed_in_float64(linear, monkeypatch):
     """What wide networks get, on a linear one whose distances are known, and on one with hidden units."""
-    net = random_network((8, 12, 5))
-    x = random_input(20, 8)
-    label, v = net.infer(x).output.argmax(-1), random_input(20, 5, seed=1)
+    net, x = random_network((8, 12, 5)), random_input(20, 8)
+    label = net.infer(x).output.argmax(-1)
     exact = minimal_perturbation(net, x, label).distance
-    slopes = [Slopes(net)]
+    conv = convolutional("one", monkeypatch)
+    models = ((net, x, Slopes(net)), (conv, random_input(4, conv.sizes[0]), Slopes(conv)))
     monkeypatch.setattr(import_module("lrrn.attacks.slopes"), "WIDE", 0)
-    slopes.append(Slopes(net))
-    (z, y), (z_32, y_32) = (each.outputs(x) for each in slopes)
-    assert (z.dtype, z_32.dtype, y_32.dtype) == (torch.float64, torch.float32, torch.float64)
-    torch.testing.assert_close(y_32, y, rtol=1e-3, atol=1e-3)
-    theirs, mine = (each.gradient(each.coefficients(at, v)) for each, at in zip(slopes, (z, z_32), strict=True))
-    torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+    for model, at, slopes in models:
+        v, low = random_input(len(at), model.sizes[-1], seed=1), Slopes(model)
+        (z, y), (z_32, y_32) = (each.outputs(at) for each in (slopes, low))
+        assert (z.dtype, z_32.dtype, y_32.dtype) == (torch.float64, torch.float32, torch.float64)
+        torch.testing.assert_close(y_32, y, rtol=1e-3, atol=1e-3)
+        theirs, mine = slopes.gradient(slopes.coefficients(z, v)), low.gradient(low.coefficients(z_32, v))
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
     for model, at, right, distance, less in ((net, x, label, exact, 0.98), (*linear, 1 - 1e-9)):
         attack = minimal_perturbation(model, at, right)
         consistent(model, at, right, attack)

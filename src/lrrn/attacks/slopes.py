@@ -100,7 +100,7 @@ class Slopes:
         return self._represented(w[:, : energy.sizes[1]] * (size * (energy.discounts[0] * (1 + energy.beta[0]))))
 
     def _represented(self, by_unit: Tensor) -> Tensor:
-        return (self._energy.operators[0].adjoint(by_unit) if self._direct else by_unit).to(torch.float64)
+        return (self._energy.operators[0].adjoint(by_unit.to(self._dtype)) if self._direct else by_unit).to(torch.float64)
 
     def gradient(self, coefficients: Tensor) -> Tensor:
         """Return coefficients times W_0."""

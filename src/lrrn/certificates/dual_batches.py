@@ -170,7 +170,7 @@ class Splitting(Batch):
     """Douglas-Rachford splitting (ADMM), for one layer.
 
     An iteration maximises the quadratic part with penalties on the distances of p and r from feasible ones, by the eigenvectors
-    of A^T A, and costs about as much as one of the ascent. The ascent needs thirty times more of them: the quadratic part is
+    of A^T A, and costs about as much as one of the ascent. The ascent needs many more of them: the quadratic part is
     singular in the null space of A^T, where the dual is linear.
     """
 
