@@ -440,6 +440,15 @@ def test_where_a_solver_fails_the_global_radius_stands(narrow, monkeypatch):
     torch.testing.assert_close(found, spectral, rtol=1e-3, atol=0.0)
 
 
+@pytest.mark.parametrize("norm", [1e19, 1e25])
+def test_where_float32_overflows_the_global_radius_stands(narrow, norm):
+    net, x = rescaled(random_network((6, 7, 3), seed=2), norm), random_input(12, 6, seed=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        spectral, found = (lrrn.certify(net, x, method).radius for method in ("spectral", "shared"))
+    assert (found >= spectral * (1 - 1e-9)).all() and found.isfinite().all()
+
+
 def test_where_one_size_counts_nothing_beyond_it_is_looked_for(narrow):
     net, x = rescaled(random_network((6, 9, 7, 3), seed=8), 1.5), random_input(40, 6, seed=9)
     whole = lrrn.certify(net, x, "shared").radius

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lrrn.certificates.matrix_free_dual import MatrixFreeSolver
 
 FINAL = 400
-"""Largest number of steps of conjugate gradients for a minimiser that is used more than once."""
+"""Largest number of steps of conjugate gradients for a minimiser that is used often, or in a proof."""
 
 
 @final

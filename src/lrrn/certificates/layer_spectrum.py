@@ -54,7 +54,10 @@ class Spectrum:
         self._slopes = a * beta - multiplier * h, self._curvature * beta - multiplier**2 * h
         unit = torch.eye(columns, dtype=operator.weight.dtype, device=operator.weight.device)
         gram = torch.cat([operator.adjoint(operator.apply(part)) for part in unit.split(ROWS)])
-        values, self.vectors = torch.linalg.eigh((gram + gram.mT) / 2)
+        # eigh raises an error for what is not finite; NaN proves nothing
+        values, self.vectors = gram[0] * torch.nan, gram
+        if bool(gram.isfinite().all()):
+            values, self.vectors = torch.linalg.eigh((gram + gram.mT) / 2)
         self.values = values.clamp(min=max(SMALLEST * float(values[-1]), 1e-30))
         self.at_mean = self._form(float(values.clamp(min=0.0).sum()) / rows)
 
