@@ -21,7 +21,7 @@ from lrrn import LRRNClassifier, datasets
 from lrrn.certificates import matrix_free, matrix_free_dual
 
 
-def trained(path: Path, samples: int, epochs: int) -> LRRNClassifier:
+def trained(path: Path, samples: int, epochs: int, device: str) -> LRRNClassifier:
     if not path.exists() and path.suffix:
         X, y = datasets.load("mnist")
         classifier = LRRNClassifier(
@@ -40,13 +40,13 @@ def trained(path: Path, samples: int, epochs: int) -> LRRNClassifier:
             device="cpu",
         )
         lrrn.save(classifier.fit(X[:samples], y[:samples]), path)
-    return lrrn.load(path if path.suffix else str(path))
+    return lrrn.load(path if path.suffix else str(path), device)
 
 
 def timed(net: lrrn.LRRN, x: torch.Tensor, method: str, seconds: float | None = None) -> tuple[torch.Tensor, float, float]:
     """Radii, and the time and the processor time that they took."""
     start, busy = time.perf_counter(), time.process_time()
-    radius = lrrn.certify(net, x, method, seconds=seconds).radius
+    radius = lrrn.certify(net, x, method, seconds=seconds).radius.cpu()
     return radius, time.perf_counter() - start, time.process_time() - busy
 
 
@@ -59,20 +59,22 @@ def main() -> None:
     parser.add_argument("--ascent", type=int, default=16, help="of them, those to certify by accelerated ascent too")
     parser.add_argument("--dense", type=int, default=5, help="of them, those to certify by matrices too")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="where to certify")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.model.parent.mkdir(parents=True, exist_ok=True)
-    classifier = trained(options.model, options.samples, options.epochs)
+    classifier = trained(options.model, options.samples, options.epochs, options.device)
     net = classifier.network_
     X, y = datasets.load("mnist", "test")
-    x = torch.from_numpy(X[: options.images]).double()
+    x = torch.from_numpy(X[: options.images]).double().to(options.device)
     _, first, first_busy = timed(net, x[:1], "auto")
     radius, seconds, busy = timed(net, x, "auto")
     report: dict[str, object] = {
         "network": "784-2048-10",
         "accuracy on 1,000 images": float(classifier.score(X[:1000], y[:1000])),
         "norm of the hidden weights": float(torch.linalg.matrix_norm(net.W[0].detach().double(), 2)),
+        "device": torch.cuda.get_device_name() if options.device.startswith("cuda") else "cpu",
         "threads": options.threads,
         "images": options.images,
         "method": lrrn.certify(net, x[:1]).method,
