@@ -39,7 +39,7 @@ NAMES = {
 }
 """Data set and row of the record, by name of the model."""
 METHOD, GUARANTEE = "shared", "deployed"
-LOWER, LOWER_BY = 1e-3, 5e-5
+LOWER, LOWER_BY = 1e-3, 1e-3
 """Fraction and length by which radii of the record are lowered."""
 MOST, MOST_TOGETHER = 8_000_000, 25_000_000
 """Largest size of one file and of all files, in bytes: the repository stays small."""
