@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import lrrn
 from lrrn import datasets
 from lrrn.persistence.published import read_radii
 from lrrn.persistence.shipped import shipped_models
@@ -128,11 +129,18 @@ def test_without_digests_a_file_that_cannot_be_read_is_an_error(entry, data, tmp
 @pytest.mark.parametrize("name", shipped_models(ROOT / "models"))
 def test_the_shipped_models_stand_on_a_few_images(name):
     model = shipped_models(ROOT / "models")[name]
-    if model.weights_path.stat().st_size > 10**6:
-        pytest.skip(f"attacks on wide networks take minutes; lrrn verify {name} runs them")
     try:
         X, y = datasets.load(model.data, "test")
     except datasets.DataError:
         pytest.skip(f"the images of {model.data} are not at hand")
-    result = verify(model, X, y, 10)
-    assert result.stands and result.n_images == 10, result.sentence()
+    if model.weights_path.stat().st_size < 10**6:
+        result = verify(model, X, y, 10)
+        assert result.stands and result.n_images == 10, result.sentence()
+        return
+    # attacks on wide networks take minutes, proofs do not. The smallest radii lose most to the error of a solve
+    published, fitted = read_radii(model.radii_path), lrrn.load(model.weights_path)
+    smallest = np.argsort(np.where(published.radius > 0, published.radius, np.inf))[:10]
+    rows = np.union1d(np.arange(10), smallest)
+    certificate = fitted.certificate(X[rows], model.method)
+    assert np.array_equal(np.searchsorted(fitted.classes_, certificate.prediction), published.predicted[rows])
+    assert (np.asarray(certificate.radius) >= verification.SHARE * published.radius[rows]).all()
