@@ -66,6 +66,8 @@ def test_radii_raised_by_a_percent_are_refused_by_the_mathematics(entry, data, t
     modest = changed(entry, tmp_path, radius=(read_radii(entry.radii_path).radius * 0.9).astype(np.float32))
     result = verify(modest, *data, N)
     assert result.stands and result.least_share == pytest.approx(1 / 0.9, rel=1e-3)
+    radius = read_radii(entry.radii_path).radius[:N]
+    assert result.differences == pytest.approx((0.1 * radius.min(), 0.1 * radius.max()), rel=1e-3)
 
 
 def test_a_radius_beyond_an_attack_is_refused(entry, data, tmp_path):

@@ -47,6 +47,8 @@ class Verification:
         What is wrong; empty if nothing is. ``integrity`` is None if digests were ignored.
     least_share : float
         Least ratio of a fresh radius to the published one.
+    differences : (float, float)
+        Least and largest difference of a fresh radius and the published one.
     nearest_attack : float
         Least ratio of the distance of a fresh attack to the published radius.
     n_attacked : int
@@ -62,6 +64,7 @@ class Verification:
     integrity: tuple[str, ...] | None
     mathematics: tuple[str, ...]
     least_share: float
+    differences: tuple[float, float]
     nearest_attack: float
     n_attacked: int
     accuracy: float
@@ -93,6 +96,7 @@ class Verification:
             "method": self.method,
             "n_images": self.n_images,
             "least_share": self.least_share,
+            "differences": list(self.differences),
             "nearest_attack": self.nearest_attack if np.isfinite(self.nearest_attack) else None,
             "n_attacked": self.n_attacked,
             "accuracy": self.accuracy,
@@ -136,7 +140,7 @@ def verify(
         if not integrity:
             raise
         seconds = time.perf_counter() - start
-        return Verification(model.name, model.method, 0, integrity, (str(error),), 0.0, 0.0, 0, 0.0, seconds)
+        return Verification(model.name, model.method, 0, integrity, (str(error),), 0.0, (0.0, 0.0), 0.0, 0, 0.0, seconds)
     if not isinstance(fitted, LRRNClassifier):
         raise ValueError(f"{model.weights_path} holds a {type(fitted).__name__}; published radii are those of classifiers")
     n = len(X) if n_images is None else min(n_images, len(X))
@@ -156,8 +160,9 @@ def verify(
     shares, reached = (values[claimed > 0] / claimed[claimed > 0] for values in (radii, distances))
     least, nearest = (float(np.min(values, initial=np.inf)) for values in (shares, reached))
     accuracy = float((labels == np.asarray(y)[:n]).mean())
+    apart = float((radii - claimed).min()), float((radii - claimed).max())
     seconds = time.perf_counter() - start
-    return Verification(model.name, model.method, n, integrity, tuple(faults), least, nearest, some, accuracy, seconds)
+    return Verification(model.name, model.method, n, integrity, tuple(faults), least, apart, nearest, some, accuracy, seconds)
 
 
 def _integrity(model: Shipped) -> tuple[str, ...]:
