@@ -28,7 +28,7 @@ class FittedClassifier(Protocol):
 class Scores(nn.Module):
     """Module from inputs to outputs, differentiable once. Inputs are flattened and scaled as in training.
 
-    Solves are in float64, or in networks of at least 512 units in float32.
+    Solves are in float64, or in networks of at least 512 units and on a GPU in float32.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def as_image_model(model: LRRN | FittedClassifier, shape: tuple[int, int, int]) 
     Scores
         A module from images of shape (n, channels, height, width) to outputs of shape (n, n_classes), in eval mode, on the
         device of the model. Outputs have the dtype of the images. Gradients are by implicit differentiation. Solves are in
-        float64, or in networks of at least 512 units in float32.
+        float64, or in networks of at least 512 units and on a GPU in float32.
     """
     if len(shape) != 3 or min(shape) < 1:
         raise ValueError(f"shape must be (channels, height, width), all at least 1; got {shape}")

@@ -16,7 +16,8 @@ TOL, AIM = {torch.float64: 1e-6, torch.float32: 1e-4}, {torch.float64: 1e-10, to
 """Tolerance and target residual of the solves: they go on to ``AIM`` while they make progress. The resulting attacks are
 confirmed by :meth:`LRRN.infer`, in float64."""
 WIDE = 512
-"""Number of units from which on solves are in float32: more digits are expensive there, and a search does not need them."""
+"""Number of units from which on solves are in float32, as they always are on a GPU: more digits are expensive there, and a
+search does not need them."""
 
 
 class Surface(Protocol):
@@ -56,14 +57,15 @@ def surface(model: nn.Module, n_inputs: int) -> Surface:
 class Slopes:
     """The output of a network and its derivatives with respect to x, as float64 numbers; the parameters are copied.
 
-    The solves behind them are in float64, or from ``WIDE`` units on in float32. Every derivative is a linear combination of the
-    rows of the first weight matrix, and is represented by its coefficients. A first layer that is not a matrix may have more
-    units than inputs: derivatives are then represented as they are.
+    The solves behind them are in float64, or from ``WIDE`` units on and on a GPU in float32. Every derivative is a linear
+    combination of the rows of the first weight matrix, and is represented by its coefficients. A first layer that is not a
+    matrix may have more units than inputs: derivatives are then represented as they are.
     """
 
     def __init__(self, net: LRRN) -> None:
         self._net = net
-        self._dtype = torch.float64 if sum(net.sizes[1:]) < WIDE else torch.float32
+        precise = sum(net.sizes[1:]) < WIDE and net.W[0].device.type == "cpu"
+        self._dtype = torch.float64 if precise else torch.float32
         self._energy = net.energy_snapshot(self._dtype)
         self.n_inputs, self.n_outputs = net.sizes[0], net.sizes[-1]
         self._direct = self._energy.layers is not None
