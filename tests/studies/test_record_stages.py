@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,10 @@ import torch
 
 from cifar_files import publish_cifar, write_cifar
 from lrrn import Conv, load
+from lrrn.persistence.shipped import Shipped, digest
+from lrrn.persistence.values import plain
 from lrrn.runtime import memory
+from lrrn.runtime.storage import FileFormatError
 from lrrn.studies.record import recipes, record_report, stages
 from lrrn.studies.record import record as record_module
 from lrrn.studies.record.contenders import Lifted, Plain
@@ -20,6 +24,7 @@ from lrrn.studies.record.rows import Row
 from lrrn.studies.record.scores import BEST, disagreements, figures
 from lrrn.studies.record.stages import ATTACK, execute, finished, kept
 from records import LITTLE, TINY
+from shipped_folder import flip_bit
 
 
 @pytest.mark.parametrize("kind", ["paper_a", "conv", "prototypes", "nearest"])
@@ -189,3 +194,31 @@ def test_a_contradiction_would_be_noticed(root, tmp_path):
     distances[first] = 0.2
     stages._keep(tmp_path, ATTACK, distances, facts)
     assert "attacked below certified accuracy (best at 0.5)" in disagreements(figures(tmp_path))
+
+
+def test_shipped_weights_are_measured_instead_of_trained(root, tmp_path, monkeypatch):
+    models, output = tmp_path / "models", tmp_path / "report"
+    monkeypatch.setenv("LRRN_MODELS", str(models))
+    options = Options(["paper_a:0"], seeds=1, stages=("train", "certify"), jobs=1, root=root, download=False)
+    record("mnist", tmp_path / "first", output, options)
+    row = Row("paper_a", "mnist")
+    trained, adopted = (tmp_path / name / "record" / row.name for name in ("first", "second"))
+    models.mkdir()
+    (models / "small.safetensors").write_bytes((trained / "model.safetensors").read_bytes())
+    sums = (digest(models / "small.safetensors"), "small.npz", "0" * 64)
+    entry = Shipped("small", "small.safetensors", *sums, "mnist", "paper_a", 0, "shared", "deployed", 1.0, {}, models)
+    (models / "index.json").write_text(json.dumps([entry.as_json()]))
+    shipped = replace(options, shipped=True)
+    # the facts of the training come from the report, and without one there are none
+    with pytest.raises(ValueError, match="the report has no such row; train it without --shipped"):
+        record("mnist", tmp_path / "second", tmp_path / "none", shipped)
+    result = record("mnist", tmp_path / "second", output, replace(shipped, rows=["paper_a:0", "nearest"]))
+    assert result.failed == {} and not (adopted / "log.jsonl").exists()
+    assert (adopted / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+    before, after = figures(trained), figures(adopted)
+    for name in (*stages.FACTS, "accuracy", "radii"):
+        assert json.dumps(before[name], default=plain) == json.dumps(after[name], default=plain)
+    assert figures(tmp_path / "second" / "record" / Row("nearest", "mnist").name) is not None
+    flip_bit(models / "small.safetensors", -1)
+    with pytest.raises(FileFormatError, match="SHA-256"):
+        record("mnist", tmp_path / "third", output, shipped)

@@ -86,6 +86,9 @@ def record(
     root: Root = None,
     download: Download = True,
     report_only: ReportOnly = False,
+    shipped: Annotated[
+        bool, typer.Option("--shipped", help="Measure the weights that ship instead of training these rows again.")
+    ] = False,
     seed: Seed = 0,
     device: Device = "cpu",
     json_file: JsonFile = None,
@@ -100,7 +103,14 @@ def record(
     output = output or Path("out/record") / (dataset + "-validation" * validation)
     options: dict[str, Any] = {"quick": quick, "jobs": jobs, "root": root, "download": download, "report_only": report_only}
     options |= {"rows": None if rows is None else rows.split(","), "stages": STAGES if stages is None else stages.split(",")}
-    options |= {"seed": seed, "seeds": seeds, "budget": budget, "validation": validation, "device": device_name(device)}
+    options |= {
+        "seed": seed,
+        "seeds": seeds,
+        "budget": budget,
+        "validation": validation,
+        "device": device_name(device),
+        "shipped": shipped,
+    }
     with errors_explained():
         done = run(dataset, work, output, Options(n_images=images, n_autoattack=autoattack, **options))
     show_table("Accuracy in per cent: clean, and certified by norm of the perturbation; median radius", *done.table)

@@ -22,7 +22,7 @@ from lrrn.studies.record.earlier import FILE, ITEM, earlier
 from lrrn.studies.record.recipes import ROWS
 from lrrn.studies.record.rows import Extent, Row, images, plan
 from lrrn.studies.record.scores import disagreements, figures
-from lrrn.studies.record.stages import STAGES, Effort, execute, finished
+from lrrn.studies.record.stages import STAGES, Effort, adopt, execute, finished
 
 logger = logging.getLogger("lrrn.studies.record")
 
@@ -92,6 +92,8 @@ class Options:
         Whether missing data may be downloaded.
     report_only : bool, default=False
         Report on existing results and start nothing.
+    shipped : bool, default=False
+        Measure the weights that ship instead of training these rows again.
     """
 
     rows: Sequence[str] | None = None
@@ -108,6 +110,7 @@ class Options:
     device: str = "cpu"
     download: bool = True
     report_only: bool = False
+    shipped: bool = False
 
     def __post_init__(self) -> None:
         if self.jobs is not None and self.jobs < 1:
@@ -162,10 +165,13 @@ def record(data: str, work: str | os.PathLike[str], output: str | os.PathLike[st
     effort = options.effort()
     chosen = plan(data, options.rows, seeds, options.seed, extent)
     planned = plan(data, None, seeds, options.seed, extent)
-    earlier(Path(output), data, extent)  # raises before any work is done if the file cannot be read
+    before = earlier(Path(output), data, extent)  # raises before any work is done if the file cannot be read
     folder = Path(work) / ("record-quick" if options.quick else "record")
     for place in (folder, Path(output)):
         place.mkdir(parents=True, exist_ok=True)
+    if options.shipped and not options.report_only:
+        for row in chosen:
+            adopt(row, folder / row.name, before.get(row))
     failed = {} if options.report_only else _executed(data, chosen, folder, options, effort)
     before = earlier(Path(output), data, extent)  # again: another process may have written it in the meantime
     everything = sorted({*planned, *before}, key=lambda row: (ROWS.index(row.kind), row.seed))

@@ -27,13 +27,14 @@ from lrrn.attacks.autoattack import SLACK, autoattack
 from lrrn.datasets import image_shape
 from lrrn.estimators import LRRNClassifier
 from lrrn.persistence.serialization import load, save
+from lrrn.persistence.shipped import located, shipped_models
 from lrrn.persistence.values import plain
 from lrrn.runtime.storage import write_bytes
 from lrrn.studies.record import baselines
 from lrrn.studies.record.baselines.learners import LEARNERS
 from lrrn.studies.record.contenders import LOCAL, SHARED, Contender, Lifted, Plain
 from lrrn.studies.record.data import compared_at, sizes_of
-from lrrn.studies.record.rows import Row, images
+from lrrn.studies.record.rows import Extent, Row, images
 
 Array = NDArray[Any]
 MULTIPLIER = "multiplier"
@@ -48,6 +49,11 @@ MANY = 500
 ATTACK, AUTOATTACK, UNCLIPPED, RIGHT = "attack", "autoattack", "autoattack-unclipped", "right"
 """Files besides one file of radii per method: attack distances, and whether the label is correct. AutoAttack runs twice: on
 images that stay in [0, 1], and without that limit."""
+FACTS = (
+    *("row", "recipe", "seed", "samples", "tests", "methods", "by sample", "parameters"),
+    *("seconds of training", "device of training", "versions"),
+)
+"""What is known of a trained row, by the names in files and reports."""
 
 
 @final
@@ -207,21 +213,36 @@ def _train(row: Row, folder: Path, X: Array, y: Array, n_tests: int, device: str
         seconds = sum(json.loads(line)["seconds"] for line in lines) if lines else time.perf_counter() - start
         if learner.keeps:
             baselines.save(baseline, _model_file(folder))
-    facts = {
-        "row": row.name,
-        "recipe": row.recipe,
-        "seed": row.seed,
-        "samples": len(X),
-        "tests": n_tests,
-        "methods": contender.methods,
-        "by sample": contender.by_sample,
-        "parameters": contender.n_parameters,
-        "seconds of training": seconds,
-        "device of training": device_name(device),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-    }
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    about = (row.name, row.recipe, row.seed, len(X), n_tests, contender.methods, contender.by_sample, contender.n_parameters)
+    facts = dict(zip(FACTS, (*about, seconds, device_name(device), versions), strict=True))
     write_bytes(folder / "training.json", (json.dumps(facts, indent=1, default=plain) + "\n").encode())
     (folder / "state.ckpt").unlink(missing_ok=True)
+
+
+def adopt(row: Row, folder: Path, before: dict[str, Any] | None) -> None:
+    """Take the weights that ship as the model of a row that is not trained here; does nothing for rows that do not ship.
+
+    ``before`` are the figures of the row in an earlier report, which has the facts of its training.
+
+    Raises
+    ------
+    FileFormatError
+        The shipped file does not have its published digest.
+    ValueError
+        The row ships, and no earlier report has it: its recipe may have changed since.
+    """
+    place = (row.data, row.kind, row.seed)
+    model = next((one for one in shipped_models().values() if (one.data, one.row, one.seed) == place), None)
+    if model is None or is_trained(folder) or row.extent != Extent():
+        return
+    if before is None:
+        raise ValueError(f"the weights of {row.name} ship, but the report has no such row; train it without --shipped")
+    weights = located(model.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(_model_file(folder), weights.read_bytes())
+    facts = {name: before[name] for name in FACTS if name in before}
+    write_bytes(folder / "training.json", (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def device_name(device: str) -> str:
