@@ -1,4 +1,4 @@
-"""Write the tables of the README from measured figures; --check only reports whether they are up to date.
+"""Write the tables of the README and of some pages from measured figures; --check only reports whether they are up to date.
 
 Each table is between two comments with its name. Its figures come from the newest file of its kind.
 """
@@ -190,6 +190,50 @@ def device() -> str:
     return f"{table(columns, rows)}\n\n{others} {source('python scripts/studies/gpu.py --model FILE', path)}"
 
 
+def trials() -> str:
+    """Return the number of recipes that were tried for each row, and the best figures on held-out images at every size."""
+    files = sorted(
+        {*RESULTS.glob("*record-search.jsonl"), *RESULTS.glob("*grey-search.jsonl"), newest("*-baseline-search.jsonl")}
+    )
+    tried = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    parts = []
+    for data, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST")):
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for trial in (trial for trial in tried if trial["data"] == data):
+            groups.setdefault(trial.get("row") or _kind(trial["recipe"]), []).append(trial)
+        sizes = ("0.3", "0.5", "1", "1.58")
+        rows = []
+        for title, group in sorted(groups.items(), key=lambda pair: not pair[0].startswith("lrrn")):
+            best = [f"{max(trial['certified'][size] for trial in group):.1%}" for size in sizes]
+            rows.append([title, str(len(group)), f"{max(trial['clean'] for trial in group):.1%}", *best])
+        parts.append(table([f"{name}, held-out images", "trials", "clean", *(f"at {size}" for size in sizes)], rows))
+    return "\n\n".join([*parts, source("python scripts/studies/record_search.py", *files)])
+
+
+def _kind(recipe: dict[str, Any]) -> str:
+    """Return what kind of network of ours a recipe is of."""
+    hidden = recipe["hidden_sizes"]
+    layers = "one hidden layer" if len(hidden) == 1 else "two hidden layers"
+    return f"lrrn, {'convolution' if isinstance(hidden[0], dict) else layers}"
+
+
+def cpu_proofs() -> str:
+    """Return how radii that a CPU proves compare with the published ones, on all test images of the wide rows."""
+    path = newest("*-cpu-proofs.json")
+    rows = []
+    for model in json.loads(path.read_text())["models"]:
+        low, high = model["differences"]
+        cells = [
+            f"{model['n_images']:,}",
+            f"{model['least_share']:.4f}",
+            f"{low:.4f} to {high:.4f}",
+            f"{model['seconds']:.0f} s",
+        ]
+        rows.append([f"`{model['name']}`", *cells])
+    columns = ["model", "images", "least ratio to the published radius", "difference", "time"]
+    return f"{table(columns, rows)}\n\n{source('lrrn verify NAME --json FILE', path)}"
+
+
 TABLES = {
     "reproduced": reproduced,
     "record": record,
@@ -200,15 +244,21 @@ TABLES = {
     "epoch": epoch,
     "device": device,
 }
+PAGES = {
+    README: TABLES,
+    ROOT / "docs" / "certified-accuracy.md": {"trials": trials},
+    ROOT / "docs" / "guide" / "verify.md": {"cpu proofs": cpu_proofs},
+}
+"""Tables by page."""
 
 
-def updated(text: str) -> str:
-    """Return the README with every table regenerated."""
-    for name, make in TABLES.items():
+def updated(page: Path, text: str) -> str:
+    """Return the text of a page with every table regenerated."""
+    for name, make in PAGES[page].items():
         begin, end = f"<!-- table: {name} -->", f"<!-- end of table: {name} -->"
         before, found, rest = text.partition(begin)
         if not found or end not in rest:
-            raise ValueError(f"the README has no place for the table {name!r}; put {begin} and {end} where it should be")
+            raise ValueError(f"{page.name} has no place for the table {name!r}; put {begin} and {end} where it should be")
         text = f"{before}{begin}\n{make()}\n{end}{rest.partition(end)[2]}"
     return text
 
@@ -217,11 +267,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; end with status 1 if the tables are out of date")
     options = parser.parse_args()
-    text = README.read_text()
-    new = updated(text)
+    texts = {page: page.read_text() for page in PAGES}
+    new = {page: updated(page, text) for page, text in texts.items()}
     if options.check:
-        sys.exit(0 if new == text else "the README's tables are out of date; run python scripts/studies/readme_tables.py")
-    README.write_text(new)
+        sys.exit(0 if new == texts else "the tables are out of date; run python scripts/studies/readme_tables.py")
+    for page, text in new.items():
+        page.write_text(text)
 
 
 if __name__ == "__main__":

@@ -103,8 +103,14 @@ _COLOUR: Recipe = {
 CHANGES: dict[tuple[str, str], Recipe] = {
     ("mnist", "paper_a"): {"margin": 0.6, "temperature": 0.1, "adversarial_eps": 0.8},
     ("mnist", "paper_b"): {"margin": 1.2, "temperature": 0.1, "adversarial_eps": 1.2},
+    ("mnist", "logistic"): {"C": 1.58e-4},
+    ("mnist", "torchlip"): {"hidden_sizes": (1024, 1024, 1024)},
+    ("mnist", "orthogonium"): {"learning_rate": 5e-3, "loss_options": {"offset": 2.82843, "temperature": 0.25}},
     ("fashion_mnist", "wide"): {"hidden_sizes": (1024,), "margin": 2.4, "temperature": 0.25, "adversarial_eps": 0.8},
     ("fashion_mnist", "accurate"): {"hidden_sizes": (1024,), "margin": 0.4, "adversarial_eps": 0.4, "shifts": 0},
+    ("fashion_mnist", "logistic"): {"C": 4.64e-5},
+    ("fashion_mnist", "torchlip"): {"learning_rate": 2e-3, "loss_options": {"tau": 0.5}},
+    ("fashion_mnist", "orthogonium"): {"learning_rate": 2e-3, "loss_options": {"offset": 2.12132, "temperature": 0.5}},
     ("fashion_mnist", "conv"): {
         "hidden_sizes": (Conv(512, 16, stride=4),),
         "margin": 0.4,

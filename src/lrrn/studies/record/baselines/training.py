@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
@@ -64,6 +65,9 @@ class Plan:
 def train(model: nn.Module, loss: Loss, x: Tensor, label: Tensor, plan: Plan, seed: int, folder: Path | None = None) -> float:
     """Train a module in place.
 
+    On a GPU, products of float32 matrices are in TF32: four times as fast, and the weights that are exported afterwards are
+    orthogonalised in full precision.
+
     Parameters
     ----------
     model : nn.Module
@@ -98,7 +102,8 @@ def train(model: nn.Module, loss: Loss, x: Tensor, label: Tensor, plan: Plan, se
     model.train()
     while position.epoch < plan.epochs:
         start = time.perf_counter()
-        mean = _epoch(loss, optimizer, x, label, plan, seed, position.epoch)
+        with _fast_products():
+            mean = _epoch(loss, optimizer, x, label, plan, seed, position.epoch)
         if not math.isfinite(mean):
             raise ArithmeticError(f"the loss of epoch {position.epoch + 1} is {mean}; lower the learning rate")
         position.epoch += 1
@@ -109,6 +114,16 @@ def train(model: nn.Module, loss: Loss, x: Tensor, label: Tensor, plan: Plan, se
             write_bytes(file.with_name("log.jsonl"), "".join(json.dumps(r) + "\n" for r in position.history).encode())
     model.eval()
     return float(sum(record["seconds"] for record in position.history))
+
+
+@contextmanager
+def _fast_products() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _epoch(loss: Loss, optimizer: torch.optim.Optimizer, x: Tensor, label: Tensor, plan: Plan, seed: int, epoch: int) -> float:
