@@ -25,7 +25,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import lrrn
-from lrrn.learning import Contrastive, FreeEnergy, Settings, clock, flat_adam
+from lrrn.learning import Contrastive, FreeEnergy, Margin, Settings, SquaredError, clock, flat_adam
 from lrrn.learning.cuda_graph import DeviceCounts
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch
@@ -37,6 +37,14 @@ from lrrn.solvers.accelerated import Accelerated
 
 NETWORKS = [((784, 64, 64, 10), 10), ((784, 64, 64, 10), 256), ((784, 32, 32, 10), 10), ((784, 32, 32, 32, 10), 256)]
 """Layer sizes and batch sizes of the training steps to compile."""
+OBJECTIVES = {
+    "contrastive": Contrastive(),
+    "free energy": FreeEnergy(),
+    "margin": Margin(),
+    "adversarial margin": Margin(adversarial_eps=1.0),
+    "squared error": SquaredError(),
+}
+"""Objectives of the training steps to compile."""
 SOLVES = [
     *((units, batch, torch.float32) for units in (10, 128) for batch in (16, 60_000)),
     *((units, 256, dtype) for units in (128, 200, 600, 2048, 8192) for dtype in (torch.float32, torch.float64)),
@@ -177,8 +185,8 @@ def compile_case(case: tuple[Any, ...], capability: int) -> tuple[str, int, int]
             convolutional_solver(*case)
         else:
             sizes, batch, objective = case
-            print(f"== {'-'.join(map(str, sizes))}, batch {batch}, {objective.__name__}")
-            step(sizes, batch, objective())
+            print(f"== {'-'.join(map(str, sizes))}, batch {batch}, {objective}")
+            step(sizes, batch, OBJECTIVES[objective])
     return text.getvalue(), compiled.count, len(compiled.failed)
 
 
@@ -188,7 +196,7 @@ def main() -> int:
     parser.add_argument("--capability", type=int, default=90, help="compute capability to compile for, such as 90 for Hopper")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many networks and solves at once")
     options = parser.parse_args()
-    cases = [(*network, objective) for network in NETWORKS for objective in (Contrastive, FreeEnergy)]
+    cases = [(*network, objective) for network in NETWORKS for objective in OBJECTIVES]
     cases += [*SOLVES, *CONVOLUTIONS]
     count = failed = 0
     with ProcessPoolExecutor(options.jobs) as pool:

@@ -261,6 +261,7 @@ def steps(options: argparse.Namespace) -> Rows:
         (Contrastive(), (784, 64, 64, 10), 256, "adam"),
         (FreeEnergy(), (784, 64, 64, 10), 10, "sgd"),
         (Margin(), (784, 64, 64, 10), 256, "adamw"),
+        (Margin(adversarial_eps=1.0), (784, 64, 64, 10), 256, "adamw"),
         (Margin(), (784, 2048, 10), 256, "adamw"),
         (Margin(adversarial_eps=1.0), (784, 2048, 10), 256, "adamw"),
     ):

@@ -335,3 +335,11 @@ def test_on_digits_one_linear_layer_finds_the_principal_subspace():
     cosines = np.linalg.svd(ours.T @ theirs, compute_uv=False)
     largest_angle = np.degrees(np.arccos(np.clip(cosines.min(), -1, 1)))
     assert largest_angle < 5, largest_angle
+
+
+def test_a_batch_is_restricted_to_rows_with_their_targets_and_labels():
+    x, label, rows = torch.arange(12.0).view(4, 3), torch.tensor([2, 0, 1, 2]), torch.tensor([3, 1])
+    batch = Batch(x, torch.eye(3)[label], label)
+    batch.select(rows)
+    assert torch.equal(batch.x, x[rows]) and torch.equal(batch.label, label[rows])
+    assert torch.equal(batch.target, torch.eye(3)[[2, 0]])

@@ -54,9 +54,10 @@ class Batch:
     policy: SolvePolicy = field(default=SolvePolicy(), repr=False)
 
     def select(self, rows: Tensor) -> None:
-        """Restrict ``x`` and ``target``, which hold all samples, to some rows."""
+        """Restrict ``x``, ``target`` and ``label``, which hold all samples, to some rows."""
         self.x = self.x.index_select(0, rows)
         self.target = None if self.target is None else self.target.index_select(0, rows)
+        self.label = None if self.label is None else self.label.index_select(0, rows)
 
 
 class Objective(Protocol):

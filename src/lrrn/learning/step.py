@@ -122,22 +122,19 @@ class Step:
     def _batch(
         self, data: Data, rows: Tensor, moment: int | Tensor, total_steps: int, select: bool, policy: SolvePolicy
     ) -> tuple[Batch, Tensor | None]:
-        """Return the batch of some rows, and their weights; without ``select``, x and target hold all samples."""
-        # backends that read rows do not read labels
-        label = None if self._backends[0].reads_rows else data.label
-        x, target = data.x, data.target
+        """Return the batch of some rows, and their weights; without ``select``, x, target and label hold all samples."""
+        start, weight = (None if part is None else part.index_select(0, rows) for part in (self.activations, data.weight))
+        batch = Batch(data.x, data.target, data.label, start, policy=policy)
         if select:
-            x, target = x.index_select(0, rows), None if target is None else target.index_select(0, rows)
-        label, start, weight = (
-            None if part is None else part.index_select(0, rows) for part in (label, self.activations, data.weight)
-        )
+            batch.select(rows)
         if self._settings.flips:
-            x = flipped(x, rows, moment, self._settings.seed, self._net.image_shape)
+            batch.x = flipped(batch.x, rows, moment, self._settings.seed, self._net.image_shape)
         if self._settings.shifts:
-            x = shifted(x, rows, moment, self._settings.seed, self._settings.shifts, self._net.image_shape)
+            batch.x = shifted(batch.x, rows, moment, self._settings.seed, self._settings.shifts, self._net.image_shape)
         # energies do not depend on progress, and on a device even a division costs a launch
-        progress = 0.0 if isinstance(self._objective, EnergyObjective) else moment / total_steps
-        return Batch(x, target, label, start, progress=progress, policy=policy), weight
+        if not isinstance(self._objective, EnergyObjective):
+            batch.progress = moment / total_steps
+        return batch, weight
 
     def _readable(self, data: Data) -> bool:
         """Whether backends may gather the rows of the data themselves."""

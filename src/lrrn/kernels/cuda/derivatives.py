@@ -1,7 +1,9 @@
-"""Derivatives of one training step of an energy objective, in three kernels, in the notation of ``training_step.py``.
+"""Derivatives of one training step, in three kernels, in the notation of ``training_step.py``.
 
-They need the activations only through their second moments S and sums t over the batch. Where two phases are compared, S and t
-are those of their mean and their difference, which avoids cancellation.
+They need the activations only through their second moments S and sums t over the batch. The contrastive loss compares two
+phases, and so does the derivative of a loss of the prediction, z + w / 2 and z - w / 2. ``point_ptr`` and ``change_ptr`` then
+hold a point and a change, and S and t are those of the change and of the midpoint, which is the point plus the share
+``middle`` of the change: this avoids cancellation.
 """
 
 from __future__ import annotations
@@ -13,25 +15,24 @@ from lrrn.kernels.cuda.training_step import product
 
 
 @triton.jit
-def difference(free_ptr, clamped_ptr, weight_ptr, rows, units, n, dim, sign, BALANCED: tl.constexpr):
-    """Return two tiles whose product is a moment: activations, and weighted activations; or their mean and difference."""
+def activations(point_ptr, change_ptr, rows, units, n, dim, share, BALANCED: tl.constexpr):
+    """Return a tile of activations; where two phases are compared, the point plus a share of the change, and the change."""
     inside = (rows[:, None] < n) & (units[None, :] < dim)
     place = rows[:, None].to(tl.int64) * dim + units[None, :]
-    weight = sign * tl.load(weight_ptr + rows, mask=rows < n, other=0.0)[:, None]
-    z = tl.load(clamped_ptr + place, mask=inside, other=0.0)
+    z = tl.load(point_ptr + place, mask=inside, other=0.0)
     change = z
     if BALANCED:
-        other = tl.load(free_ptr + place, mask=inside, other=0.0)
-        change = z - other
-        z = 0.5 * (z + other)
-    return z, weight * change
+        change = tl.load(change_ptr + place, mask=inside, other=0.0)
+        z += share * change
+    return z, change
 
 
 @triton.jit
 def moments(
-    flat_ptr, image_ptr, y_ptr, pick_ptr, loss_ptr, total_ptr, weight_ptr, free_ptr, clamped_ptr, s_ptr, t_ptr,
-    n, dim, d_1, b_first_at, b_first_size, d_last, sign,
-    BALANCED: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, STRIP: tl.constexpr, TILE: tl.constexpr,
+    flat_ptr, image_ptr, y_ptr, pick_ptr, push_ptr, loss_ptr, total_ptr, weight_ptr, point_ptr, change_ptr, s_ptr, t_ptr,
+    n, dim, d_1, b_first_at, b_first_size, d_last, sign, middle,
+    BALANCED: tl.constexpr, PREDICTS: tl.constexpr, ATTACKED: tl.constexpr,
+    WIDTH: tl.constexpr, LAST: tl.constexpr, STRIP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Sum the moments S and t over the batch, for one square tile of units per program.
 
@@ -39,6 +40,9 @@ def moments(
     mismatches of the first layer, to ``t_ptr``. Programs (i, j, 1), for the last layer, write those of the clamped phase, with
     outputs times units after S, and sums of outputs and of weights after t. ``t_ptr`` has rows of WIDTH: t, mismatches, t
     clamped, outputs, and the two sums of weights. ``total_ptr`` receives the weighted sum of losses.
+
+    With ``PREDICTS``, ``y_ptr`` holds the derivatives of the losses in the scores, a row per sample of the batch, and the last
+    layer has no other moments than theirs. With ``ATTACKED``, the products of the change and of p in ``push_ptr`` come last.
     """
     last = tl.program_id(2)
     leads = tl.program_id(1) == 0
@@ -46,6 +50,7 @@ def moments(
     others = tl.program_id(1) * STRIP + tl.arange(0, STRIP)
     outputs = tl.arange(0, LAST)
     s = tl.zeros((STRIP, STRIP), dtype=tl.float32)
+    pushes = tl.zeros((STRIP, STRIP), dtype=tl.float32)
     cross = tl.zeros((LAST, STRIP), dtype=tl.float32)
     t = tl.zeros((STRIP,), dtype=tl.float32)
     mismatch = tl.zeros((STRIP,), dtype=tl.float32)
@@ -59,9 +64,10 @@ def moments(
         weight = sign * plain
         if last == 0:
             total += tl.sum(plain * tl.load(loss_ptr + rows, mask=rows < n, other=0.0))
-            z, weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, others, n, dim, sign, BALANCED)
-            z_strip, strip_weighted = difference(free_ptr, clamped_ptr, weight_ptr, rows, strip, n, dim, sign, BALANCED)
-            s += product(tl.trans(z_strip), weighted)
+            z, change = activations(point_ptr, change_ptr, rows, others, n, dim, middle, BALANCED)
+            z_strip, strip_change = activations(point_ptr, change_ptr, rows, strip, n, dim, middle, BALANCED)
+            strip_weighted = weight[:, None] * strip_change
+            s += product(tl.trans(z_strip), weight[:, None] * change)
             t += tl.sum(strip_weighted, axis=0)
             if BALANCED:
                 s += product(tl.trans(strip_weighted), z)
@@ -71,17 +77,25 @@ def moments(
                 image = tl.load(image_ptr + rows[:, None].to(tl.int64) * d_1 + strip[None, :], mask=first, other=0.0)
                 mismatch += tl.sum(strip_weighted - tl.where(first, image + b, 0.0) * weight[:, None], axis=0)
                 share += tl.sum(weight)
+            if ATTACKED:
+                first = (rows[:, None] < n) & (others[None, :] < d_1)
+                push = tl.load(push_ptr + rows[:, None].to(tl.int64) * d_1 + others[None, :], mask=first, other=0.0)
+                pushes += product(tl.trans(strip_weighted), push)
         else:
-            z, weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, others, n, dim, sign, False)
-            z_strip, strip_weighted = difference(clamped_ptr, clamped_ptr, weight_ptr, rows, strip, n, dim, sign, False)
+            # of a difference of two phases, the change leads from the free phase to the clamped one
+            z, _ = activations(point_ptr, change_ptr, rows, others, n, dim, 2 * middle, BALANCED)
+            z_strip, _ = activations(point_ptr, change_ptr, rows, strip, n, dim, 2 * middle, BALANCED)
+            strip_weighted = weight[:, None] * z_strip
             given = (rows[:, None] < n) & (outputs[None, :] < d_last)
-            picked = tl.load(pick_ptr + rows, mask=rows < n, other=0)
+            picked = rows.to(tl.int64)
+            if not PREDICTS:
+                picked = tl.load(pick_ptr + rows, mask=rows < n, other=0)
+                s += product(tl.trans(z_strip), weight[:, None] * z)
+                t += tl.sum(strip_weighted, axis=0)
+                share += tl.sum(weight)
             y = tl.load(y_ptr + picked[:, None] * d_last + outputs[None, :], mask=given, other=0.0)
-            s += product(tl.trans(z_strip), weighted)
             cross += product(tl.trans(y), strip_weighted)
-            t += tl.sum(strip_weighted, axis=0)
             sums += tl.sum(y * weight[:, None], axis=0)
-            share += tl.sum(weight)
     tl.store(s_ptr + last * WIDTH * WIDTH + strip[:, None] * WIDTH + others[None, :], s)
     if (last == 0) & leads:
         tl.store(t_ptr + strip, t)
@@ -95,15 +109,22 @@ def moments(
         if tl.program_id(0) == 0:
             tl.store(t_ptr + 3 * WIDTH + outputs, sums)
             tl.store(t_ptr + 4 * WIDTH + 1, share)
+    if ATTACKED:
+        if last == 0:
+            tl.store(s_ptr + (2 * WIDTH + LAST) * WIDTH + strip[:, None] * WIDTH + others[None, :], pushes)
 
 
 @triton.jit
 def first_layer(
-    flat_ptr, x_ptr, pick_ptr, image_ptr, weight_ptr, free_ptr, clamped_ptr, s_ptr, t_ptr, out_ptr,
+    flat_ptr, x_ptr, pick_ptr, image_ptr, weight_ptr, point_ptr, change_ptr, s_ptr, t_ptr, out_ptr,
     n, dim, d_0, d_1, b_at, b_size, c_at, c_size, own, reach, sign,
-    BALANCED: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
+    BALANCED: tl.constexpr, ATTACKED: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, FIRST: tl.constexpr,
+    TILE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write the derivatives in W_0, b_0 and c_0, one strip of columns of W_0 per program."""
+    """Write the derivatives in W_0, b_0 and c_0, one strip of columns of W_0 per program.
+
+    With ``ATTACKED``, the inputs are x + W_0^T p.
+    """
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     units = tl.arange(0, FIRST)
     there = units < d_1
@@ -118,10 +139,10 @@ def first_layer(
         place = rows[:, None].to(tl.int64) * dim + units[None, :]
         first = (rows[:, None] < n) & there[None, :]
         weight = sign * tl.load(weight_ptr + rows, mask=rows < n, other=0.0)[:, None]
-        z = tl.load(clamped_ptr + place, mask=first, other=0.0)
         if BALANCED:
-            pull = (own + reach) * (z - tl.load(free_ptr + place, mask=first, other=0.0))
+            pull = (own + reach) * tl.load(change_ptr + place, mask=first, other=0.0)
         else:
+            z = tl.load(point_ptr + place, mask=first, other=0.0)
             image = tl.load(image_ptr + rows[:, None].to(tl.int64) * d_1 + units[None, :], mask=first, other=0.0)
             pull = tl.where(first, (own + reach) * z - own * (image + b), 0.0)
             sums += tl.sum(x * weight, axis=0)
@@ -133,7 +154,11 @@ def first_layer(
     kept = there[:, None] & (columns[None, :] < d_0)
     w = tl.load(flat_ptr + place, mask=kept, other=0.0)
     c = tl.load(flat_ptr + c_at + columns, mask=columns < c_size, other=0.0)
-    total += reach * (product(s, w) - t[:, None] * c[None, :])
+    s *= reach
+    if ATTACKED:
+        pushes = s_ptr + (2 * WIDTH + LAST) * WIDTH
+        s -= (own + reach) * tl.load(pushes + square, mask=there[:, None] & there[None, :], other=0.0)
+    total += product(s, w) - reach * t[:, None] * c[None, :]
     tl.store(out_ptr + place, total, mask=kept)
     share = tl.load(t_ptr + 4 * WIDTH)
     slopes = reach * (sums + c * share - tl.sum(w * t[:, None], axis=0))

@@ -1,4 +1,4 @@
-"""Hessians and solves of one training step of an energy objective, in four kernels.
+"""Hessians and solves of one training step, in four kernels.
 
 The hidden units of all layers are concatenated: W is the matrix of all weights between them, M = I - W, and diag(a) and
 diag(e) hold, unit by unit, a_k of the layer below and a_k beta_k of the layer above. Then the Hessian is
@@ -93,7 +93,8 @@ def assemble(
 ):  # fmt: skip
     """Write the Hessians of both phases, one square tile of each per program; the first column also writes q at x = 0.
 
-    ``reach`` is a_0 beta_0, ``last`` a of the last layer, ``constant_ptr`` receives the energy of hidden biases at z = 0.
+    ``reach`` is a_0 beta_0, ``last`` a of the last layer, ``constant_ptr`` receives the energy of hidden biases at z = 0. The
+    first part of ``gram_ptr`` becomes the sum of all parts, W_0 W_0^T.
     """
     units = tl.arange(0, WIDTH)
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -105,7 +106,11 @@ def assemble(
     h = product(tl.trans(into), below[:, None] * coupling(flat_ptr, map_ptr, units, columns, WIDTH))
     h += product(out_of * above[None, :], tl.trans(coupling(flat_ptr, map_ptr, columns, units, WIDTH)))
     first = (rows[:, None] < d_1) & (columns[None, :] < d_1)
-    h += reach * add_parts(gram_ptr, rows[:, None] * d_1 + columns[None, :], d_1 * d_1, first, PARTS)
+    tile = rows[:, None] * d_1 + columns[None, :]
+    gram = add_parts(gram_ptr, tile, d_1 * d_1, first, PARTS)
+    # no other program reads this tile, so the sum can replace the first part
+    tl.store(gram_ptr + tile, gram, mask=first)
+    h += reach * gram
     place = h_ptr + rows[:, None] * WIDTH + columns[None, :]
     tl.store(place, h)
     left = output_weights(flat_ptr, v_at, d_last, d_before, dim, rows, LAST)
@@ -172,33 +177,47 @@ def phase(
 
 
 @triton.jit
-def solve(
-    flat_ptr, parts_ptr, size_ptr, image_ptr, y_ptr, pick_ptr, start_ptr, bias_ptr, constant_ptr, lo_ptr, hi_ptr,
-    unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, free_ptr, clamped_ptr, loss_ptr, counts_ptr,
-    n, dim, d_1, b_first_at, b_first_size, v_at, b_last_at, b_last_size, d_last, d_before, own, reach, last, tol, limit,
-    rounds, steps,
-    sign_free, sign_clamped, FREE: tl.constexpr, CLAMPED: tl.constexpr, START: tl.constexpr,
-    PARTS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
+def free_phase(
+    parts_ptr, start_ptr, bias_ptr, lo_ptr, hi_ptr, n, dim, d_1, pull,
+    START: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Solve the free phase, then the clamped phase warm-started from it, and write both solutions and the losses.
+    """Return a tile's rows and units, W_0 x, and its free phase: q, the bounds, where to start, and which entries exist.
 
-    ``parts_ptr`` and ``size_ptr`` are written by :func:`project` for the inputs; ``image_ptr`` receives the sum of the former.
+    ``pull`` is a_0 (1 + beta_0), and ``parts_ptr`` is written by :func:`project` for the inputs.
     """
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     units = tl.arange(0, WIDTH)
     inside = (rows[:, None] < n) & (units[None, :] < dim)
     place = rows[:, None].to(tl.int64) * dim + units[None, :]
     first = (rows[:, None] < n) & (units[None, :] < d_1)
-    seen = rows[:, None].to(tl.int64) * d_1 + units[None, :]
-    image = add_parts(parts_ptr, seen, n * d_1, first, PARTS)
-    tl.store(image_ptr + seen, image, mask=first)
-    q = tl.where(inside, tl.load(bias_ptr + units)[None, :] + (own + reach) * image, 0.0)
+    image = add_parts(parts_ptr, rows[:, None].to(tl.int64) * d_1 + units[None, :], n * d_1, first, PARTS)
+    q = tl.where(inside, tl.load(bias_ptr + units)[None, :] + pull * image, 0.0)
     floor = tl.load(lo_ptr + units, mask=units < dim, other=0.0)[None, :] + tl.zeros((TILE, WIDTH), dtype=tl.float32)
     ceiling = tl.load(hi_ptr + units, mask=units < dim, other=0.0)[None, :] + tl.zeros((TILE, WIDTH), dtype=tl.float32)
     z = tl.zeros((TILE, WIDTH), dtype=tl.float32)
     if START:
         z = tl.load(start_ptr + place, mask=inside, other=0.0)
-    z = tl.minimum(tl.maximum(z, floor), ceiling)
+    return rows, units, image, q, floor, ceiling, tl.minimum(tl.maximum(z, floor), ceiling), inside, first, place
+
+
+@triton.jit
+def solve(
+    flat_ptr, parts_ptr, size_ptr, image_ptr, y_ptr, pick_ptr, start_ptr, bias_ptr, constant_ptr, lo_ptr, hi_ptr,
+    unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, point_ptr, change_ptr, loss_ptr, counts_ptr,
+    n, dim, d_1, b_first_at, b_first_size, v_at, b_last_at, b_last_size, d_last, d_before, own, reach, last, tol, limit,
+    rounds, steps,
+    sign_free, sign_clamped, FREE: tl.constexpr, CLAMPED: tl.constexpr, START: tl.constexpr,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Solve the free phase, then the clamped phase warm-started from it, and write the losses.
+
+    ``point_ptr`` receives the solution of the first phase that is solved, ``change_ptr`` that of the second minus it.
+    ``parts_ptr`` and ``size_ptr`` are written by :func:`project` for the inputs; ``image_ptr`` receives the sum of the former.
+    """
+    rows, units, image, q, floor, ceiling, z, inside, first, place = free_phase(
+        parts_ptr, start_ptr, bias_ptr, lo_ptr, hi_ptr, n, dim, d_1, own + reach, START, PARTS, WIDTH, TILE
+    )
+    tl.store(image_ptr + rows[:, None].to(tl.int64) * d_1 + units[None, :], image, mask=first)
     b = tl.load(flat_ptr + b_first_at + units, mask=units < b_first_size, other=0.0)[None, :]
     moved = tl.where(first, image + b, 0.0)
     size = add_parts(size_ptr, rows, n, rows < n, PARTS)
@@ -210,7 +229,7 @@ def solve(
             z, q, floor, ceiling, inside, rows, n, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, counts_ptr, dim,
             tol, limit, rounds, steps, WIDTH, TILE,
         )  # fmt: skip
-        tl.store(free_ptr + place, z, mask=inside)
+        tl.store(point_ptr + place, z, mask=inside)
         loss += sign_free * (value + constant)
     if CLAMPED:
         outputs = tl.arange(0, LAST)
@@ -220,10 +239,100 @@ def solve(
         offset = tl.load(flat_ptr + b_last_at + outputs, mask=outputs < b_last_size, other=0.0)
         pull = tl.where(given, y - offset[None, :], 0.0)
         q += last * product(pull, output_weights(flat_ptr, v_at, d_last, d_before, dim, units, LAST))
-        z, value = phase(
+        clamped, value = phase(
             z, q, floor, ceiling, inside, rows, n, unit_ptr + WIDTH, high_ptr + WIDTH * WIDTH, low_ptr + WIDTH * WIDTH,
             move_ptr + WIDTH * WIDTH, rates_ptr + 2, counts_ptr, dim, tol, limit, rounds, steps, WIDTH, TILE,
         )  # fmt: skip
-        tl.store(clamped_ptr + place, z, mask=inside)
+        if FREE:
+            tl.store(change_ptr + place, clamped - z, mask=inside)
+        else:
+            tl.store(point_ptr + place, clamped, mask=inside)
         loss += sign_clamped * (value + constant + 0.5 * last * tl.sum(pull * pull, axis=1))
     tl.store(loss_ptr + rows, loss, mask=rows < n)
+
+
+@triton.jit
+def loss_of(scores, target, given, margin, temperature, wrong, SQUARED: tl.constexpr):
+    """Return the losses of a tile of scores, T CE((y - m onehot) / T) or half the squared error, and their derivatives.
+
+    Unless ``SQUARED``, targets are one-hot. With ``wrong``, log sum exp is over the wrong logits only: an attack increases it.
+    """
+    if SQUARED:
+        slope = tl.where(given, scores - target, 0.0)
+        loss = 0.5 * tl.sum(slope * slope, axis=1)
+    else:
+        logits = (scores - margin * target) / temperature
+        right = tl.sum(tl.where(target != 0, target * logits, 0.0), axis=1)
+        logits = tl.where(given & ((target <= 0) | (wrong == 0)), logits, -1e30)
+        largest = tl.max(logits, axis=1)
+        share = tl.exp(logits - largest[:, None])
+        total = tl.sum(share, axis=1)
+        loss = temperature * (tl.log(total) + largest - right)
+        # of the right class, the share minus one is minus that of the others: without cancellation where the loss is small
+        others = tl.sum(tl.where(target > 0, 0.0, share), axis=1)
+        slope = tl.where(given, tl.where(target > 0, -others[:, None], share) / total[:, None], 0.0)
+    return loss, slope
+
+
+@triton.jit
+def predict(
+    flat_ptr, parts_ptr, gram_ptr, y_ptr, pick_ptr, start_ptr, bias_ptr, lo_ptr, hi_ptr, progress_ptr,
+    unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, point_ptr, change_ptr, loss_ptr, slope_ptr, push_ptr, counts_ptr,
+    n, dim, d_1, v_at, b_last_at, b_last_size, d_last, d_before, pull, tol, limit, rounds, steps,
+    margin, margin_grows, temperature, temperature_grows, eps, eps_grows,
+    PASSES: tl.constexpr, SQUARED: tl.constexpr, START: tl.constexpr,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Solve the free phase and its adjoint, and write the loss of the prediction and its derivatives in the scores.
+
+    With two passes, the first is at the inputs, and the second at the inputs x + W_0^T p of an attack. ``push_ptr`` receives p;
+    x itself is not needed. The solves of the second pass start from those of the first. ``point_ptr`` receives the solution of
+    each pass, ``change_ptr`` minus the adjoint w of the last: E(z - w / 2) - E(z + w / 2) has the derivatives of the loss. A
+    number of the loss at the share ``progress_ptr`` of training is what it begins with plus that share of what it ``grows`` by.
+    """
+    rows, units, _image, q, floor, ceiling, z, inside, first, place = free_phase(
+        parts_ptr, start_ptr, bias_ptr, lo_ptr, hi_ptr, n, dim, d_1, pull, START, PARTS, WIDTH, TILE
+    )
+    progress = tl.load(progress_ptr).to(tl.float32)
+    margin += margin_grows * progress
+    temperature += temperature_grows * progress
+    eps += eps_grows * progress
+    outputs = tl.arange(0, LAST)
+    given = (rows[:, None] < n) & (outputs[None, :] < d_last)
+    picked = tl.load(pick_ptr + rows, mask=rows < n, other=0)
+    target = tl.load(y_ptr + picked[:, None] * d_last + outputs[None, :], mask=given, other=0.0)
+    offset = tl.load(flat_ptr + b_last_at + outputs, mask=outputs < b_last_size, other=0.0)[None, :]
+    weights = output_weights(flat_ptr, v_at, d_last, d_before, dim, units, LAST)
+    w = tl.zeros((TILE, WIDTH), dtype=tl.float32)
+    for attempt in range(PASSES):
+        attacks = attempt + 1 < PASSES
+        z, _ = phase(
+            z, q, floor, ceiling, inside, rows, n, unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, counts_ptr, dim,
+            tol, limit, rounds, steps, WIDTH, TILE,
+        )  # fmt: skip
+        tl.store(point_ptr + (attempt * n + rows)[:, None].to(tl.int64) * dim + units[None, :], z, mask=inside)
+        scores = product(z, tl.trans(weights)) + offset
+        loss, slopes = loss_of(scores, target, given, margin, temperature, attacks, SQUARED)
+        tl.store(loss_ptr + rows, loss, mask=rows < n)
+        tl.store(slope_ptr + rows[:, None] * d_last + outputs[None, :], slopes, mask=given)
+        # the adjoint is linear in v, so solve it for unit vectors: tol is then relative to the gradient itself
+        v = product(slopes, weights)
+        size = tl.sqrt(tl.sum(v * v, axis=1))[:, None]
+        held = (z <= floor) | (z >= ceiling) | (inside == 0)
+        far = tl.where(held, 0.0, float("inf"))
+        w, _ = phase(
+            tl.where(held, 0.0, w), v / tl.where(size > 0, size, 1.0), -far, far, inside, rows, n, unit_ptr, high_ptr, low_ptr,
+            move_ptr, rates_ptr, counts_ptr, dim, tol, limit, rounds, steps, WIDTH, TILE,
+        )  # fmt: skip
+        tl.store(change_ptr + place, -size * w, mask=inside)
+        if PASSES > 1:
+            if attacks:
+                # the loss increases along W_0^T w_1, of norm (w_1^T G w_1)^1/2 with G = W_0 W_0^T
+                square = (units[:, None] < d_1) & (units[None, :] < d_1)
+                gram = tl.load(gram_ptr + units[:, None] * d_1 + units[None, :], mask=square, other=0.0)
+                aim = tl.where(first, w, 0.0)
+                moved = product(aim, gram)
+                length = tl.sum(aim * moved, axis=1)
+                step = tl.where(length > 0, eps / tl.sqrt(tl.where(length > 0, length, 1.0)), 0.0)[:, None]
+                tl.store(push_ptr + rows[:, None] * d_1 + units[None, :], step * aim, mask=first)
+                q += pull * step * moved

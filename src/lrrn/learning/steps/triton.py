@@ -1,4 +1,4 @@
-"""A captured training step on a CUDA device in seven kernel launches: solves and derivatives of the paper's objectives."""
+"""A captured training step of a narrow network on a CUDA device in seven kernel launches: solves, loss and derivatives."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lrrn.learning.cuda_graph import SAFETY, DeviceCounts
 from lrrn.learning.flat import FlatParameters
+from lrrn.learning.losses import CrossEntropy, Margin, SquaredError
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.learning.settings import Settings
 from lrrn.learning.steps.base import shares
@@ -36,18 +37,22 @@ SIGNS = ((-1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
 
 @final
 class TritonKernels:
-    """Loss and derivatives of a signed sum of the free and the clamped energy, by solves of a fixed number of sweeps.
+    """Loss and derivatives of a signed sum of the two energies or of a loss of the prediction, by a fixed number of sweeps.
 
     It computes the same as :class:`Autograd`, under a policy with ``fixed_sweeps`` whose observer counts on the device. It
-    never synchronises with the device.
+    never synchronises with the device. The derivative of a loss of the prediction is that of a difference of two energies, too;
+    only the last layer's is another.
     """
 
     name = "triton"
     reads_rows = True
 
     def __init__(self, net: LRRN, objective: Objective, flat: FlatParameters, aim: float) -> None:
-        energy, signs = net.energy_now(), cast(EnergyObjective, objective).signs
+        energy = net.energy_now()
+        self._loss = None if isinstance(objective, EnergyObjective) else cast(Margin | CrossEntropy | SquaredError, objective)
+        signs = SIGNS[0] if self._loss is not None else cast(EnergyObjective, objective).signs
         assert signs is not None
+        self._passes = 2 if isinstance(objective, Margin) and objective.adversarial_eps != 0 else 1
         self._flat, self._signs = flat, signs
         self._device = flat.vector.device
         self._sizes, self._n_layers = energy.sizes, energy.n_layers
@@ -64,12 +69,12 @@ class TritonKernels:
 
     @staticmethod
     def applies(net: LRRN, objective: Objective, settings: Settings) -> bool:
-        """Whether the objective is a signed sum of the two phases, and the network is narrow, with an output to eliminate."""
+        """Whether the kernels have the objective, and the network is narrow, with an output to eliminate."""
         energy = net.energy_now()
         w = net.W[0]
+        sums_phases = isinstance(objective, EnergyObjective) and objective.signs in SIGNS
         return (
-            isinstance(objective, EnergyObjective)
-            and objective.signs in SIGNS
+            (sums_phases or isinstance(objective, Margin | CrossEntropy | SquaredError))
             and len(net.W) > 1
             and net.is_dense
             and energy.eliminated
@@ -109,7 +114,8 @@ class TritonKernels:
             low = starts[n - 1]
             moments = [2 * width**2 + low, width**2 + low * width + low, 0, 3 * width, 2 * width + low, 4 * width + 1]
             plan.append([w_at[n], b_at[n], c_at[n], *self._biases(n), sizes[n + 1], sizes[n], *moments])
-            factors.append([self._own[n], 0.0])
+            # dloss/dW = dloss/dy z^T stands in the place of -a (y - W z - b) z^T, whose other moments are zero
+            factors.append([self._own[n] if self._loss is None else -1.0, 0.0])
         maps = (weights, b_map, c_map, below, above, torch.tensor(plan, dtype=torch.int32).view(-1, 13), torch.tensor(factors))
         self._maps = [table.to(self._device) for table in maps]
 
@@ -133,7 +139,7 @@ class TritonKernels:
         self._h = room(2, width, width)
         halves = (room(2, width, width, dtype=torch.float16) for _ in range(3))
         self._matrices = (room(2, width), *halves, room(2, 2))
-        self._s = room(2 * width**2 + self._last * width)
+        self._s = room((1 + self._passes) * width**2 + self._last * width)
         self._t = room(4 * width + 2)
 
     @torch.no_grad()
@@ -152,14 +158,19 @@ class TritonKernels:
         x, n = batch.x.contiguous(), len(weight)
         pick = torch.arange(n, device=x.device) if rows is None else rows.contiguous()
         y = x if batch.target is None else batch.target.contiguous()
-        shapes = ((self._parts, n, self._sizes[1]), (self._parts, n), (n, self._sizes[1]), (n,), ())
-        images, size, image, losses, total = (torch.empty(shape, device=x.device) for shape in shapes)
-        free = torch.empty((n, self._dim), device=x.device)
-        clamped = torch.empty_like(free) if sign_clamped else free
+        shapes = ((self._parts, n, self._sizes[1]), (self._parts, n), (n, self._sizes[1]), (n, self._sizes[-1]), (n,), ())
+        images, size, image, slopes, losses, total = (torch.empty(shape, device=x.device) for shape in shapes)
+        points = torch.empty((self._passes, n, self._dim), device=x.device)
+        change = torch.empty_like(points[0]) if sign_free and sign_clamped else points[0]
         self._assemble(x, pick, images, size, n)
-        self._solve(batch, (images, size, image, y, pick), (free, clamped, losses), sweeps, counts)
-        self._differentiate(x, y, pick, image, losses, total, weight, free, clamped)
-        batch.activations = free if sign_free else None
+        if self._loss is None:
+            self._solve(batch, (images, size, image, y, pick), (points, change, losses), sweeps, counts)
+        else:
+            # the slopes take the place of the targets, and what an attack pushes that of the images
+            self._predict(batch, (images, y, pick), (points, change, losses, slopes, image), sweeps, counts)
+            y = slopes
+        self._differentiate(x, y, pick, image, losses, total, weight, points[-1], change)
+        batch.activations = points[0] if sign_free else None
         return total
 
     def _assemble(self, x: Tensor, pick: Tensor, images: Tensor, size: Tensor, n: int) -> None:
@@ -178,30 +189,64 @@ class TritonKernels:
         kernels.assemble[(width // TILE, width // TILE)](
             *joint, self._h, self._dim, d_1, *outputs, self._reach[0], self._own[-1], **shape
         )
-        kernels.halve_phases[(2,)](self._h, *self._matrices, self._dim, UP, DOWN, WIDTH=width, num_warps=8 if width > 64 else 4)
+        # the clamped phase is the second
+        kernels.halve_phases[(2 if self._loss is None else 1,)](
+            self._h, *self._matrices, self._dim, UP, DOWN, WIDTH=width, num_warps=8 if width > 64 else 4
+        )
 
     def _solve(
         self, batch: Batch, given: tuple[Tensor, ...], found: tuple[Tensor, ...], sweeps: int, counts: DeviceCounts
     ) -> None:
         """Solve both phases of every sample by a fixed number of sweeps."""
         images, size, image, y, pick = given
-        (w_at, b_at, _), n = self._places, len(image)
-        tol = DEFAULT_TOL[torch.float32] if batch.policy.tol is None else batch.policy.tol
+        _, b_at, _ = self._places
         start = found[0] if batch.start is None else batch.start.contiguous()
         arrays = (self._flat.vector, images, size, image, y, pick, start, self._bias, self._constant, self._lo, self._hi)
         numbers = (
-            n, self._dim, self._sizes[1], b_at[0], self._biases(0)[0], w_at[-1], b_at[-1],
-            self._biases(self._n_layers - 1)[0], self._sizes[-1], self._sizes[-2], self._own[0], self._reach[0], self._own[-1],
-            tol, min(counts.aim, SAFETY * tol), *rounds_and_steps(sweeps), *self._signs,
+            len(image), self._dim, self._sizes[1], b_at[0], self._biases(0)[0], *self._outputs(), self._own[0], self._reach[0],
+            self._own[-1], *self._goal(batch, counts), *rounds_and_steps(sweeps), *self._signs,
         )  # fmt: skip
+        grid, shape = self._tiles(batch, len(image))
+        shape |= {"FREE": self._signs[0] != 0, "CLAMPED": self._signs[1] != 0}
+        _kernels().solve[grid](*arrays, *self._matrices, *found, counts.table, *numbers, **shape)
+
+    def _predict(
+        self, batch: Batch, given: tuple[Tensor, ...], found: tuple[Tensor, ...], sweeps: int, counts: DeviceCounts
+    ) -> None:
+        """Solve the free phase of every sample and its adjoint, at adversarial inputs if asked for, and compute the losses."""
+        images, y, pick = given
+        progress, n = batch.progress, len(pick)
+        progress = progress if isinstance(progress, Tensor) else y.new_full((), progress)
+        start = found[0] if batch.start is None else batch.start.contiguous()
+        arrays = (self._flat.vector, images, self._gram, y, pick, start, self._bias, self._lo, self._hi, progress)
+        numbers = (
+            n, self._dim, self._sizes[1], *self._outputs(), self._own[0] + self._reach[0],
+            *self._goal(batch, counts), *rounds_and_steps(sweeps), *loss_numbers(self._loss),
+        )  # fmt: skip
+        grid, shape = self._tiles(batch, n)
+        shape |= {"PASSES": self._passes, "SQUARED": isinstance(self._loss, SquaredError)}
+        _kernels().predict[grid](*arrays, *self._matrices, *found, counts.table, *numbers, **shape)
+
+    def _outputs(self) -> tuple[int, ...]:
+        """Return the offsets of W_{L-1} and b_{L-1}, the length of b_{L-1}, and the numbers of outputs and of units below."""
+        w_at, b_at, _ = self._places
+        return w_at[-1], b_at[-1], self._biases(self._n_layers - 1)[0], self._sizes[-1], self._sizes[-2]
+
+    @staticmethod
+    def _goal(batch: Batch, counts: DeviceCounts) -> tuple[float, float]:
+        """Return the tolerance of the solves, and the relative residual that nearly all should reach."""
+        tol = DEFAULT_TOL[torch.float32] if batch.policy.tol is None else batch.policy.tol
+        return tol, min(counts.aim, SAFETY * tol)
+
+    def _tiles(self, batch: Batch, n: int) -> tuple[tuple[int], dict[str, Any]]:
+        """Return the grid of the solves, one program for each tile of samples, and their constants."""
         at_once, warps = tile_and_warps(n)
         shape = {"PARTS": self._parts, "WIDTH": self._width, "LAST": self._last, "TILE": at_once, "num_warps": warps}
-        shape |= {"FREE": self._signs[0] != 0, "CLAMPED": self._signs[1] != 0, "START": batch.start is not None}
-        _kernels().solve[(-(-n // at_once),)](*arrays, *self._matrices, *found, counts.table, *numbers, **shape)
+        return (-(-n // at_once),), shape | {"START": batch.start is not None}
 
     def _differentiate(
         self, x: Tensor, y: Tensor, pick: Tensor, image: Tensor, losses: Tensor, total: Tensor, weight: Tensor,
-        free: Tensor, clamped: Tensor,
+        point: Tensor, change: Tensor,
     ) -> None:  # fmt: skip
         """Sum second moments of the activations and compute the derivatives from them."""
         from lrrn.kernels.cuda import derivatives as kernels
@@ -210,12 +255,13 @@ class TritonKernels:
         (_, b_at, c_at), (d_0, d_1) = self._places, self._sizes[:2]
         (b_size, c_size), plan, factors = self._biases(0), self._maps[5], self._maps[6]
         sign_free, sign_clamped = self._signs
-        sign, balanced = sign_clamped or sign_free, bool(sign_free and sign_clamped)
-        shape = {"BALANCED": balanced, "WIDTH": width, "TILE": min(padded(n), MOST_ROWS), "num_warps": 8}
-        phases, strip = (weight, free, clamped, self._s, self._t), min(SIDE, width)
+        sign, balanced, predicts = sign_clamped or sign_free, bool(sign_free and sign_clamped), self._loss is not None
+        shape = {"BALANCED": balanced, "ATTACKED": self._passes > 1, "WIDTH": width, "LAST": self._last}
+        shape |= {"TILE": min(padded(n), MOST_ROWS), "num_warps": 8}
+        phases, strip = (weight, point, change, self._s, self._t), min(SIDE, width)
         kernels.moments[(width // strip, width // strip, 2 if sign_clamped else 1)](
-            flat, image, y, pick, losses, total, *phases, n, self._dim, d_1, b_at[0], b_size, self._sizes[-1], sign,
-            LAST=self._last, STRIP=strip, **{**shape, "num_warps": 4},
+            flat, image, y, pick, image, losses, total, *phases, n, self._dim, d_1, b_at[0], b_size, self._sizes[-1], sign,
+            0.0 if predicts else 0.5, PREDICTS=predicts, STRIP=strip, **{**shape, "num_warps": 4},
         )  # fmt: skip
         if not sign_clamped:
             out.zero_()  # the last layer does not contribute
@@ -228,6 +274,13 @@ class TritonKernels:
             kernels.later_layers[(len(plan), side, side)](
                 flat, self._s, self._t, plan, factors, out, WIDTH=width, BLOCK=self._block, TILE=TILE, num_warps=4
             )
+
+
+def loss_numbers(loss: Margin | CrossEntropy | SquaredError | None) -> list[float]:
+    """Return margin, temperature and size of an attack: what each begins with, and what training adds to it."""
+    numbers = (loss.margin, loss.temperature, loss.adversarial_eps) if isinstance(loss, Margin) else (0.0, 1.0, 0.0)
+    pairs = (number if isinstance(number, tuple) else (number, number) for number in numbers)
+    return [part for begin, end in pairs for part in (float(begin), float(end - begin))]
 
 
 def padded(size: int) -> int:
