@@ -338,8 +338,8 @@ def test_on_digits_one_linear_layer_finds_the_principal_subspace():
 
 
 def test_a_batch_is_restricted_to_rows_with_their_targets_and_labels():
-    x, label, rows = torch.arange(12.0).view(4, 3), torch.tensor([2, 0, 1, 2]), torch.tensor([3, 1])
+    x, label, rows = torch.arange(12.0).view(4, 3), torch.tensor([2, 0, 1, 2]), torch.tensor([3, 2])
     batch = Batch(x, torch.eye(3)[label], label)
     batch.select(rows)
     assert torch.equal(batch.x, x[rows]) and torch.equal(batch.label, label[rows])
-    assert torch.equal(batch.target, torch.eye(3)[[2, 0]])
+    assert torch.equal(batch.target, torch.eye(3)[[2, 1]])

@@ -185,17 +185,30 @@ def test_a_start_at_the_answer_needs_no_sweeps(kernels):
 
 
 def test_an_attack_begins_from_the_solves_at_the_inputs(kernels):
-    net, label = network("two", torch.float32, kernels), torch.arange(5, device=kernels) % 4
-    x, y = random_input(5, 20, device=kernels, dtype=torch.float32), torch.eye(4, device=kernels)[label]
-    weight = torch.full((5,), 0.2, device=kernels)
+    net, label = network("two", torch.float32, kernels), torch.arange(12, device=kernels) % 4
+    x, y = random_input(12, 20, device=kernels, dtype=torch.float32), torch.eye(4, device=kernels)[label]
+    weight = torch.full((12,), 0.2, device=kernels)
     batch = Batch(x, y)
     found(net, Margin(), batch, weight)
-    # an attack of size zero leaves the second pass where the first one ended: only its adjoint has sweeps to do
-    missed = [
-        found(net, Margin(adversarial_eps=eps), Batch(x, y, start=batch.activations.clone()), weight, sweeps=8)[2][2]
-        for eps in (1e-30, 5.0)
-    ]
-    assert missed[0] < missed[1]
+    plain, still, far = (
+        found(net, Margin(adversarial_eps=eps), Batch(x, y, start=batch.activations.clone()), weight, sweeps=16)[2][2]
+        for eps in (0.0, 1e-30, 5.0)
+    )
+    # too few sweeps for the adjoint; an attack of no size solves the same one twice, and the second solve goes on
+    assert 0 < plain <= still < 1.5 * plain < far
+
+
+def test_an_attack_has_a_direction_where_the_loss_vanishes(kernels):
+    nets = [network("two", dtype, kernels) for dtype in (torch.float32, torch.float64)]
+    x = random_input(8, 20, device=kernels)
+    label = nets[1](x).detach().argmax(1)
+    y, weight = torch.eye(4, dtype=torch.float64, device=kernels)[label], torch.ones(8, dtype=torch.float64, device=kernels)
+    batches = [Batch(x.to(dtype), y.to(dtype), label) for dtype in (torch.float32, torch.float64)]
+    # leads of hundreds of temperatures, whose exponentials are zero in float32
+    assert float(found(nets[0], Margin(0.0, 1e-4), batches[0], weight.float())[0]) == 0
+    attack = Margin(0.0, 1e-4, 8.0)
+    loss, right = found(nets[0], attack, batches[0], weight.float())[0], exact(nets[1], attack, batches[1], weight)[0]
+    assert float(right) > 0.1 and abs(float(loss) - float(right)) <= 1e-3 * float(right)
 
 
 def test_batches_outside_of_a_graph_have_labels(kernels):
