@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lrrn.solvers import accelerated, half_precision, solve
+from lrrn.solvers import accelerated, conjugate_gradients, half_precision, solve
 from lrrn.solvers.base import recompute
 from lrrn.solvers.half_precision import fits_in_rows, fits_on_chip, largest_by_squaring
 from oracles import random_input, random_network
@@ -165,7 +165,7 @@ def test_momentum_outlives_a_round(in_rows, kind):
 
 
 def test_directions_on_the_cpu_outlive_a_round():
-    outlives_a_round(accelerated._Conjugate, "cpu")
+    outlives_a_round(conjugate_gradients.Conjugate, "cpu")
 
 
 def outlives_a_round(kind, device):
@@ -252,7 +252,7 @@ def test_a_correction_that_is_not_finite_is_not_added(in_rows, kind):
 
 
 def test_a_correction_on_the_cpu_that_is_not_finite_is_not_added():
-    drops_what_is_not_finite(accelerated._Conjugate, "cpu")
+    drops_what_is_not_finite(conjugate_gradients.Conjugate, "cpu")
 
 
 def drops_what_is_not_finite(kind, device):

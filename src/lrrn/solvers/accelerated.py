@@ -9,18 +9,16 @@ variables; see :mod:`lrrn.solvers.half_precision` and, for convolutions, :mod:`l
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from lrrn.kernels.constants import INSIDE
 from lrrn.linalg import verified
 from lrrn.linalg.operator_hessian import Hessian, OperatorHessian
-from lrrn.qp import BoxQP, kkt_residual, row_norms
-from lrrn.runtime.threads import blas_threads, over_rows
+from lrrn.qp import BoxQP
 from lrrn.solvers.base import Stepper, once_per_hessian, recompute
+from lrrn.solvers.conjugate_gradients import Conjugate, in_parts
 from lrrn.solvers.half_operators import ABOVE_ESTIMATE, OperatorSteps, fits_operators
 from lrrn.solvers.half_precision import (
     LONGEST,
@@ -30,11 +28,10 @@ from lrrn.solvers.half_precision import (
     fits_in_rows,
     fits_on_chip,
     largest_by_squaring,
-    layer_or_own,
 )
 
-MIN_ROWS, OPERATOR_ROWS = 16, 4
-"""Smallest number of samples per thread, of matrices and of other operators."""
+OPERATOR_ROWS = 4
+"""Smallest number of samples per thread, of operators that are not a matrix."""
 
 
 @final
@@ -67,7 +64,7 @@ class Accelerated:
             return Equations(qp) if qp.linear else Rows(qp)
         if fits_operators(qp):
             return OperatorSteps(qp)
-        return _Conjugate(qp) if qp.linear else _Momentum(qp)
+        return Conjugate(qp) if qp.linear else _Momentum(qp)
 
 
 @once_per_hessian
@@ -114,7 +111,7 @@ class _Momentum(Stepper):
         if qp.has_matrix:
             work(slice(None))
         else:
-            _in_parts(work, z, OPERATOR_ROWS)
+            in_parts(work, z, OPERATOR_ROWS)
         return ahead
 
     def _on_device(self, qp: BoxQP, z: Tensor, ahead: Tensor, sweeps: int) -> Tensor:
@@ -137,93 +134,3 @@ class _Momentum(Stepper):
         self._t = self._t[rows]
         if self._ahead is not None:
             self._ahead = self._ahead[rows]
-
-
-@final
-class _Conjugate(Stepper):
-    """Conjugate gradients on a correction, in the dtype of the problem, preconditioned by the mean diagonal of each layer.
-
-    Directions are kept from call to call and continue from the recomputed residual. On the CPU a sample stops when it has
-    converged. A correction that is not finite is discarded.
-    """
-
-    def __init__(self, qp: BoxQP) -> None:
-        self._weight = torch.cat([layer_or_own(part) for part in qp.hessian.split(qp.hessian.diagonal)]).reciprocal()
-        self._direction: Tensor | None = None
-
-    def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
-        free = (qp.hi > qp.lo).to(z.dtype).expand(qp.n_samples, -1)
-        left = free * -g
-        size = row_norms(left)[:, None].clamp(min=torch.finfo(z.dtype).tiny)
-        left.div_(size.to(z.dtype))
-        kept = self._direction
-        direction = left * self._weight if kept is None else kept.div_(size.to(z.dtype))
-        # stop slightly below the threshold, so that the residual recomputed by the loop is below it too
-        squared = (INSIDE * threshold[:, None] / size).square() if z.device.type == "cpu" else None
-        used = torch.full((qp.n_samples,), sweeps, dtype=torch.int64, device=z.device)
-
-        def work(rows: slice) -> None:
-            part = (left[rows], direction[rows], free[rows], used[rows])
-            moved = self._iterate(qp, *part, sweeps, None if squared is None else squared[rows])
-            unit = size[rows].to(z.dtype)
-            ahead = direction[rows].mul_(unit)
-            finite = (moved.mul_(unit).isfinite() & ahead.isfinite()).all(-1, keepdim=True)
-            z[rows] += torch.where(finite, moved, 0)
-            direction[rows] = torch.where(finite, ahead, 0)
-
-        _in_parts(work, z)
-        self._direction = direction
-        return used
-
-    def _iterate(
-        self, qp: BoxQP, left: Tensor, direction: Tensor, free: Tensor, used: Tensor, sweeps: int, squared: Tensor | None
-    ) -> Tensor:
-        """Return the correction; update the remaining residual -g, the direction and the iteration counts in place."""
-        moved = torch.zeros_like(left)
-        before = (left * left * self._weight).sum(-1, keepdim=True)
-        done = torch.zeros_like(before, dtype=torch.bool)
-        for k in range(sweeps):
-            product = qp.hessian.matmul(direction).mul_(free)
-            curvature = (direction * product).sum(-1, keepdim=True)
-            # exact line search, so that the energy decreases even if conjugacy is lost to rounding
-            step = (left * direction).sum(-1, keepdim=True).div_(torch.where(curvature > 0, curvature, 1))
-            step.masked_fill_(done, 0)
-            moved.addcmul_(direction, step)
-            left.addcmul_(product, step, value=-1)
-            now = (left * left * self._weight).sum(-1, keepdim=True)
-            direction.mul_(now / torch.where(before > 0, before, 1)).addcmul_(left, self._weight)
-            before = now
-            if squared is not None:
-                # non-finite samples cannot recover: stop them
-                reached = ~((left * left).sum(-1, keepdim=True) > squared)
-                used.masked_fill_((reached & ~done)[:, 0], k + 1)
-                done |= reached
-                if bool(done.all()):
-                    break
-        return moved
-
-    def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
-        g = torch.empty_like(z)
-
-        def work(rows: slice) -> None:
-            torch.sub(qp.hessian.matmul(z[rows]), qp.q[rows], out=g[rows])
-
-        _in_parts(work, z)
-        return g, row_norms(kkt_residual(z, g, qp.lo, qp.hi))
-
-    def keep(self, rows: Tensor) -> None:
-        if self._direction is not None:
-            self._direction = self._direction[rows]
-
-
-def _in_parts(work: Callable[[slice], None], z: Tensor, min_rows: int = MIN_ROWS) -> None:
-    """Process all rows at once or, on the CPU, a part of them on each thread."""
-    if z.device.type != "cpu":
-        work(slice(None))
-        return
-
-    def part(start: int, stop: int) -> None:
-        with torch.no_grad(), blas_threads(1):
-            work(slice(start, stop))
-
-    over_rows(part, len(z), min_rows)

@@ -16,6 +16,7 @@ from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import BoxQP
 from lrrn.runtime.threads import over_rows
 from lrrn.solvers.base import Stepper, needs_matrix, once_per_hessian
+from lrrn.solvers.conjugate_gradients import ITERATIONS, SWEEPS, OnFaces
 
 Packed = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """The Hessian as the kernel reads it: the first four fields of :class:`~lrrn.kernels.cpu.arguments.PackedQP`."""
@@ -23,6 +24,8 @@ THREAD_WORK = 2**22
 """Smallest number of multiply-adds per sweep for which a second thread saves time."""
 SINGLE_FROM = 2**17
 """Smallest number of multiply-adds per sweep for which mixed precision saves time, despite the residuals in between."""
+FACES_FROM = 1024
+"""Smallest number of units for which conjugate gradients on faces save time."""
 
 
 @final
@@ -39,8 +42,8 @@ class CoordinateDescent:
     patience = 4
 
     def chunk(self, qp: BoxQP) -> int:
-        """Return the number of sweeps that most samples need."""
-        return 32
+        """Return the number of sweeps that most samples need, or those between two corrections and the correction."""
+        return SWEEPS + ITERATIONS if _has_faces(qp) else 32
 
     def obstacle(self, qp: BoxQP) -> str | None:
         """Return why the problem cannot be solved: it must be on the CPU, in float32 or float64, and have a matrix."""
@@ -50,11 +53,17 @@ class CoordinateDescent:
             return f"its kernels take float32 or float64 and the problem is {qp.q.dtype}"
         return needs_matrix(qp)
 
-    def begin(self, qp: BoxQP, corrections: bool = True) -> _Descent:
+    def begin(self, qp: BoxQP, corrections: bool = True) -> Stepper:
         """Pack the Hessian into panels; without ``corrections`` every sweep is in the dtype of the problem."""
         packed = pack(qp.matrix)
         pays = corrections and packed[0].size >= SINGLE_FROM and qp.n_samples > LANES // 2 and qp.q.dtype == torch.float64
-        return _Descent(packed, single(qp.matrix) if pays else None)
+        descent = _Descent(packed, single(qp.matrix) if pays else None)
+        return OnFaces(qp, descent) if corrections and _has_faces(qp) else descent
+
+
+def _has_faces(qp: BoxQP) -> bool:
+    """Whether sweeps alternate with conjugate gradients on faces, in float32: in wide layers whose Hessian fits into it."""
+    return qp.dim >= FACES_FROM and (qp.q.dtype == torch.float32 or single(qp.matrix) is not None)
 
 
 @final
