@@ -29,6 +29,7 @@ def forced(monkeypatch):
     def watched(self, qp, z, g, iterations, threshold):
         before = energy(qp, z)
         used = corrected(self, qp, z, g, iterations, threshold)
+        assert ((z >= qp.lo) & (z <= qp.hi)).all()
         energies.append((before, energy(qp, z)))
         return used
 
