@@ -80,7 +80,7 @@ class _Descent(Stepper):
         used = torch.zeros(qp.n_samples, dtype=torch.int64)
         # stop slightly below the threshold, so that the residual recomputed by the loop is below it too
         squared = (INSIDE * threshold.numpy()) ** 2
-        packed, unit = self._packed, self._norms[:0]
+        packed, unit = self._packed, None
         if self._single is not None and self._rounds < SINGLE_ROUNDS:
             packed, unit = self._single, self._norms
             squared = np.maximum(INSIDE * threshold.numpy() / unit, GAIN) ** 2
@@ -91,7 +91,7 @@ class _Descent(Stepper):
             rows = slice(start, stop)
             lanes = LANES // 2 if stop - start <= LANES // 2 and packed[0].dtype == np.float64 else LANES
             state = (points[rows], gradients[rows], counts[rows])
-            descend(_phase(packed, lo, hi, rows), lanes, squared[rows], sweeps, unit[rows], *state)
+            descend(_phase(packed, lo, hi, rows), lanes, squared[rows], sweeps, None if unit is None else unit[rows], *state)
 
         over_rows(work, qp.n_samples, self._min_rows)
         return used

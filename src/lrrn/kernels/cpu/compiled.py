@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from numba import njit
+from numba.core import config
+from numba.core.compiler_lock import global_compiler_lock
 
-from lrrn.kernels.cpu.parts import link_into_callers
+from lrrn.kernels.cpu.parts import compile_kernel, link_into_callers
 
 logger = logging.getLogger("lrrn.kernels")
+
+LEVEL = 1
+"""LLVM's level of optimisation. Loops are vectorised at any level, and the inner ones are written with vectors."""
 
 _told: set[str] = set()
 
@@ -30,26 +34,36 @@ def kernel(function: Callable[..., Any], **more: Any) -> Any:
     """
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False, **more}
     try:
-        compiled = njit(cache=True, no_cfunc_wrapper=True, **options)(function)
+        compiled = compile_kernel(function, cache=True, no_cfunc_wrapper=True, **options)
         compiled._cache = _Forgiving(compiled._cache)
     except RuntimeError as error:  # Numba found no folder for its cache
         _tell(str(error))
-        compiled = njit(no_cfunc_wrapper=True, **options)(function)
+        compiled = compile_kernel(function, no_cfunc_wrapper=True, **options)
     link_into_callers(compiled, function, options)
-    compiled.compile = _without_collections()(compiled.compile)
+    compiled.compile = _quickly()(compiled.compile)
     return compiled
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
-    """Pause the garbage collector: searching all objects of torch and Numba takes a sixth of the time of a compilation."""
-    paused = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if paused:
-            gc.enable()
+def _quickly() -> Iterator[None]:
+    """Compile with fewer of LLVM's optimisations, which these kernels do not gain from, and without garbage collection.
+
+    Searching all objects of torch and Numba takes a sixth of the time of a compilation.
+    """
+    with global_compiler_lock:
+        paused, level = gc.isenabled(), config.OPT
+        gc.disable()
+        config.OPT = min(level, type(level)(LEVEL))
+        try:
+            yield
+        finally:
+            config.OPT = level
+            if paused:
+                if gc.get_freeze_count() == 0:
+                    # the compiler's objects count as old, or the next collection would search all of them
+                    gc.freeze()
+                    gc.unfreeze()
+                gc.enable()
 
 
 class _Forgiving:

@@ -106,10 +106,10 @@ def _fill_correction(
 @kernel
 def _begin(s: int, i: int, unit: Any, phase: PackedQP, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
     """Load a sample, or the problem for its correction, into a lane."""
-    if unit.shape[0] > 0:
-        _fill_correction(s, i, unit[i], phase, z, g, zs, gs, los, his)
-    else:
+    if unit is None:
         _fill_lane(s, i, phase, z, g, zs, gs, los, his)
+    else:
+        _fill_correction(s, i, unit[i], phase, z, g, zs, gs, los, his)
 
 
 @kernel
@@ -133,7 +133,7 @@ def descend(
     lanes: int,
     threshold: Any,  # (n,) float64: stop when the squared KKT residual is at most this, in multiples of unit^2 if there is one
     max_sweeps: int,
-    unit: Any,  # (n,) float64: scale of the correction of z, computed in the dtype of the panels; empty: sweep on z itself
+    unit: Any,  # (n,) float64: scale of the correction of z, computed in the dtype of the panels; None: sweep on z itself
     z: Any,  # (n, dim), in and out
     g: Any,  # (n, dim): H z - q; out: likewise, with the rounding errors of all updates; unchanged if unit is given
     used: Any,  # (n,) int64, out: sweeps spent
@@ -149,9 +149,9 @@ def descend(
     gs = zeros(padded, lanes, panels)
     los = zeros(padded, lanes, panels)
     his = zeros(padded, lanes, panels)
-    corrects = unit.shape[0] > 0
-    if phase.lo.shape[0] == 1 and not corrects:
-        _fill_bounds(lanes, phase, los, his)
+    if unit is None:  # Numba compiles only the branch that is taken
+        if phase.lo.shape[0] == 1:
+            _fill_bounds(lanes, phase, los, his)
     residual = numbers(lanes)
     sample = integers(lanes, -1)
     count = integers(lanes, 0)
@@ -173,13 +173,13 @@ def descend(
             if residual[s] > threshold[i] and residual[s] < np.inf and count[s] < max_sweeps:
                 continue
             used[i] = count[s]
-            if corrects and residual[s] <= 1:
-                _add_correction(s, i, unit[i], phase, z, zs, los, his)
-            elif not corrects:
+            if unit is None:
                 for j in range(dim):
                     m = place[j]
                     z[i, j] = zs[m, s]
                     g[i, j] = gs[m, s]
+            elif residual[s] <= 1:
+                _add_correction(s, i, unit[i], phase, z, zs, los, his)
             if following < n:
                 sample[s] = following
                 count[s] = 0
@@ -281,7 +281,7 @@ def solve(
         scale[i] = _scale(q, i)
         # stop slightly below the threshold, so that the recomputed residual is below it too
         threshold[i] = (INSIDE * tol * scale[i]) ** 2
-    descend(phase, LANES, threshold, max_sweeps, norms[:0], z, g, used)
+    descend(phase, LANES, threshold, max_sweeps, None, z, g, used)
     if exact:
         residuals(phase, q, z, g, norms)
         return
