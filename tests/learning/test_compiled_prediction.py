@@ -11,6 +11,7 @@ from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch
 from lrrn.learning.steps.autograd import Autograd
 from lrrn.learning.steps.prediction import CompiledPrediction
+from lrrn.network import small_batch
 from lrrn.network.policy import SolvePolicy
 from lrrn.runtime.threads import one_thread
 from varied_networks import NETWORKS, network
@@ -48,6 +49,30 @@ def test_losses_and_derivatives_are_those_of_autograd(name, n, objective):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(batch.activations, general.activations, rtol=0, atol=1e-9)
     assert counts.samples == n * (4 if getattr(objective, "adversarial_eps", 0) else 2)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES[:2], ids=["margin", "adversarial"])
+@pytest.mark.parametrize("name", ["paper", "zero not feasible"])
+def test_large_batches_are_split_for_any_number_of_threads(name, objective, monkeypatch):
+    net, n = network(name), 230
+    weight = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    _, expected, general = gradients(Autograd, net, objective, n, SolvePolicy(aim=1e-12), weight)
+    monkeypatch.setattr(small_batch, "THREAD_WORK", 100 * small_batch.structure_of(net.energy_now()).plan[3])
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            counts = SolveCounts()
+            policy = SolvePolicy(aim=1e-12, observer=counts)
+            _, slope, batch = gradients(CompiledPrediction, net, objective, n, policy, weight)
+            found.append(slope)
+            assert counts.samples == n * (4 if objective.adversarial_eps else 2)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found[0], expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(batch.activations, general.activations, rtol=0, atol=1e-9)
+    assert torch.equal(*found)
 
 
 def test_batches_that_do_not_converge_are_passed_on_with_their_last_iterate():

@@ -10,7 +10,8 @@ from lrrn.learning import ClassEnergy, Contrastive, Data, FreeEnergy, Margin, Se
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, total, total_gradients
-from lrrn.learning.steps.compiled_cpu import PART_ROWS, CompiledCpu, edges_of, parts_of
+from lrrn.learning.steps.base import PART_ROWS, edges_of, parts_of
+from lrrn.learning.steps.compiled_cpu import CompiledCpu
 from lrrn.network.policy import SolvePolicy
 from tolerances import rounding
 from varied_networks import NETWORKS, network

@@ -140,12 +140,14 @@ class Step:
         """Whether backends may gather the rows of the data themselves."""
         return not self._settings.augments and all(part is None or part.is_contiguous() for part in (data.x, data.target))
 
-    def takes_several(self, data: Data) -> bool:
+    def takes_several(self, data: Data, policy: SolvePolicy) -> bool:
         """Whether :meth:`several` applies to these data."""
+        backend = self._backends[0]
         floats = (data.x, data.target, data.weight, self.activations)
         return (
             self._rule is not None
-            and isinstance(self._backends[0], SeveralSteps)
+            and isinstance(backend, SeveralSteps)
+            and backend.takes_several(self._settings.batch_size, policy)
             and (hasattr(self._objective, "row_norms") or not hasattr(self._objective, "project"))
             and self._settings.max_weight_norm is None
             and self.condition is None

@@ -187,7 +187,7 @@ class Trainer:
         self._shared, self._saved = position.step, time.monotonic()
         if self._captured is not None:
             self._captured_epoch(self._captured, order, n_steps)
-        several = not self._ranks.connected and self._step.takes_several(data)
+        several = not self._ranks.connected and self._step.takes_several(data, self._policy)
         while position.step < n_steps and not self._over:
             if several and self._take_several(data, order, n_steps):
                 continue

@@ -7,12 +7,17 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from lrrn.kernels.constants import LANES
 from lrrn.kernels.cpu.arguments import Course, Rule
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch, Objective
 from lrrn.learning.settings import Settings
 from lrrn.network import LRRN
 from lrrn.network.policy import SolvePolicy
+
+PART_ROWS, MOST_PARTS = 48, 8
+"""Minimum rows per part of a batch, and maximum number of parts. They do not depend on the number of threads, so that sums do
+not either."""
 
 
 class GradientBackend(Protocol):
@@ -65,8 +70,12 @@ class SeveralSteps(Protocol):
 
     name: str
 
+    def takes_several(self, size: int, policy: SolvePolicy) -> bool:
+        """Whether it takes several steps in one call with batches of this size."""
+        ...
+
     def several(self, course: Course, progress: np.ndarray, rule: Rule, policy: SolvePolicy, totals: np.ndarray) -> int:
-        """Take steps; return how many were taken: 0 if it does not apply to such batches, fewer if one converges slowly.
+        """Take steps; return how many were taken: fewer if one converges slowly.
 
         Parameters
         ----------
@@ -86,6 +95,19 @@ class SeveralSteps(Protocol):
 def shares(like: Tensor, weight: Tensor | None, here: int, n: int) -> Tensor:
     """Return the factors of ``here`` samples in the mean over ``n``."""
     return like.new_full((here,), 1 / n) if weight is None else weight / n
+
+
+def parts_of(n: int) -> int:
+    """Return the number of parts of a batch of ``n`` rows: a power of two, which most thread counts divide evenly."""
+    parts = 1
+    while 2 * parts <= MOST_PARTS and n >= 2 * parts * PART_ROWS:
+        parts *= 2
+    return parts
+
+
+def edges_of(n: int, parts: int) -> list[int]:
+    """Return the boundaries of the parts of a batch of ``n`` rows; parts after the first are whole SIMD vectors of samples."""
+    return [0, *(n - LANES * round(n * (parts - i) / parts / LANES) for i in range(1, parts)), n]
 
 
 def course_samples(course: Course, steps: int) -> int:

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrrn.kernels.constants import LANES
 from lrrn.kernels.cpu.arguments import Course, Network, PackedQP, Rule
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, EnergyObjective, Objective
 from lrrn.learning.settings import Settings
-from lrrn.learning.steps.base import course_samples, shares
+from lrrn.learning.steps.base import MOST_PARTS, course_samples, edges_of, parts_of, shares
 from lrrn.network import LRRN
 from lrrn.network.policy import Observer, SolvePolicy
 from lrrn.network.small_batch import CACHED, gram, structure_of
@@ -25,9 +24,6 @@ from lrrn.solvers.coordinate_descent import panel_plan
 
 SWEEPS = 32
 """Maximum sweeps per phase. A batch that needs more is passed to the next backend, which can use Newton's method."""
-PART_ROWS, MOST_PARTS = 48, 8
-"""Minimum rows per part of a batch, and maximum number of parts. They do not depend on the number of threads, so that sums do
-not either."""
 
 
 @final
@@ -151,17 +147,20 @@ class CompiledCpu:
         batch.activations = torch.from_numpy(start) if self._signs[0] else None
         return float(arrays[4] @ arrays[1])
 
+    def takes_several(self, size: int, policy: SolvePolicy) -> bool:
+        """Whether batches are too small to be split, and W_0 is small."""
+        return parts_of(size) == 1 and self._first.nbytes <= CACHED
+
     def several(self, course: Course, progress: np.ndarray, rule: Rule, policy: SolvePolicy, totals: np.ndarray) -> int:
-        """Take steps in one compiled call, if their batches are too small to be split and W_0 is small."""
+        """Take steps in one compiled call, except without the targets it needs."""
         from lrrn.kernels.cpu.several_steps import energy_steps
 
-        first = self._first.numpy()
-        if parts_of(course.size) > 1 or first.nbytes > CACHED or (self._signs[1] and not course.targets.size):
+        if self._signs[1] and not course.targets.size:
             return 0
         network, eliminated, *phases = self._fixed
         taken = energy_steps(
-            network, eliminated, first, self._gram.numpy(), *phases, *self._signs, self._tol, SWEEPS, self._zero_is_feasible,
-            course, rule, self._gradient, totals,
+            network, eliminated, self._first.numpy(), self._gram.numpy(), *phases, *self._signs, self._tol, SWEEPS,
+            self._zero_is_feasible, course, rule, self._gradient, totals,
         )  # fmt: skip
         self._count(policy.observer, self._phases * course_samples(course, taken), int(totals[1]))
         return taken
@@ -193,16 +192,3 @@ class CompiledCpu:
         return energy_step(
             *self._fixed, *data, rows, weight, *self._signs, self._tol, SWEEPS, cold, start, clamped, sweeps, losses, gradient
         )
-
-
-def parts_of(n: int) -> int:
-    """Return the number of parts of a batch of ``n`` rows: a power of two, which most thread counts divide evenly."""
-    parts = 1
-    while 2 * parts <= MOST_PARTS and n >= 2 * parts * PART_ROWS:
-        parts *= 2
-    return parts
-
-
-def edges_of(n: int, parts: int) -> list[int]:
-    """Return the boundaries of the parts of a batch of ``n`` rows; parts after the first are whole SIMD vectors of samples."""
-    return [0, *(n - LANES * round(n * (parts - i) / parts / LANES) for i in range(1, parts)), n]

@@ -14,18 +14,19 @@ from lrrn.learning.losses import CrossEntropy, Margin, SquaredError, at_progress
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch, Objective
 from lrrn.learning.settings import Settings
-from lrrn.learning.steps.base import course_samples, shares
+from lrrn.learning.steps.base import course_samples, edges_of, parts_of, shares
 from lrrn.network import LRRN
 from lrrn.network.policy import SolvePolicy
 from lrrn.network.small_batch import CACHED, SWEEPS, Structure, fit, gram
+from lrrn.runtime.threads import side_by_side
 
 
 @final
 class CompiledPrediction:
     """Differentiates a loss of the prediction, at adversarial inputs if asked for.
 
-    It computes the same as :class:`Autograd`. A batch that is too large, or that has a slowly converging solve, is passed to
-    the next backend.
+    It computes the same as :class:`Autograd`. A large batch is split into parts, for several threads. One that is still too
+    large, or that has a slowly converging solve, is passed to the next backend.
     """
 
     name = "compiled prediction"
@@ -47,41 +48,66 @@ class CompiledPrediction:
     @torch.no_grad()
     def gradients(self, batch: Batch, weight: Tensor | None, n: int, rows: Tensor | None) -> float | None:
         """Return None if the batch is too large, or has a slowly converging solve; ``batch.start`` is then the last iterate."""
+        here, parts = len(batch.x), 1
         structure = self._structure(batch.policy, batch.x)
+        if structure is None:
+            parts = parts_of(here)
+            structure = self._structure(batch.policy, batch.x[: -(-here // parts)])
         if structure is None or batch.target is None or batch.x.dtype != self._flat.vector.dtype:
             return None
         from lrrn.kernels.cpu.predicted_loss import prediction_step
+        from lrrn.kernels.cpu.training_step import add_up
 
-        share = shares(batch.x, weight, len(batch.x), n).numpy()
-        z = batch.x.new_zeros((len(batch.x), structure.lo.shape[1]))
+        share = shares(batch.x, weight, here, n).numpy()
+        z = batch.x.new_zeros((here, structure.lo.shape[1]))
         cold = batch.start is None and structure.from_zero
         if not cold:
             torch.clamp(z if batch.start is None else batch.start.to(z.dtype), structure.lo, structure.hi, out=z)
-        goal, sweeps, losses = batch.policy.tolerances(z.dtype), np.zeros(1, np.int64), np.empty(len(z))
-        arrays = (batch.x.contiguous().numpy(), batch.target.contiguous().numpy(), np.arange(len(z)), share)
+        goal, loss = batch.policy.tolerances(z.dtype), self._loss(np.array([float(batch.progress)]))
+        data = batch.x.contiguous().numpy(), batch.target.contiguous().numpy()
+        arrays = np.arange(here), share, z.numpy(), np.empty(here)
+        sweeps, done, edges = np.zeros((parts, 1), np.int64), [False] * parts, edges_of(here, parts)
+        gradient = self._flat.gradient.numpy()
+        others = np.empty((parts - 1, len(gradient)), gradient.dtype)
         if structure.reconstructs:
             gram(self._first, torch.from_numpy(self._fixed[-1]))
-        done = prediction_step(
-            *self._fixed, *arrays, self._loss(np.array([float(batch.progress)])), 0, goal.aim, goal.limit, SWEEPS, cold,
-            z.numpy(), sweeps, losses, self._flat.gradient.numpy(),
-        )  # fmt: skip
-        self._count(batch.policy, self._solves * len(z) if done else 0, int(sweeps[0]))
-        if not done:
+
+        def work(part: int) -> None:
+            network, layers, *phases, square = self._fixed
+            if part:  # every part writes a Hessian of its own, which takes less time than to wait for one
+                phases = [
+                    one._replace(panels=np.zeros_like(one.panels), inverse_diagonal=np.zeros_like(one.inverse_diagonal))
+                    for one in phases
+                ]
+            picked, factors, start, losses = (array[edges[part] : edges[part + 1]] for array in arrays)
+            done[part] = prediction_step(
+                network, layers, *phases, square, *data, picked, factors, loss, 0, goal.aim, goal.limit, SWEEPS, cold,
+                start, sweeps[part], losses, others[part - 1] if part else gradient,
+            )  # fmt: skip
+
+        side_by_side(work, parts)
+        self._count(batch.policy, self._solves * here if all(done) else 0, int(sweeps.sum()))
+        if not all(done):
             batch.start = z
             return None
+        add_up(others, gradient)
         batch.activations = z
-        return float(losses @ share)
+        return float(arrays[-1] @ share)
+
+    def takes_several(self, size: int, policy: SolvePolicy) -> bool:
+        """Whether batches need not be split, and W_0 is small."""
+        return self._first.nbytes <= CACHED and self._structure(policy, self._first.new_empty((size, 0))) is not None
 
     def several(self, course: Course, progress: np.ndarray, rule: Rule, policy: SolvePolicy, totals: np.ndarray) -> int:
-        """Take steps in one compiled call, if their batches are small."""
-        structure, first = self._structure(policy, torch.from_numpy(course.inputs[: course.size])), self._first.numpy()
-        if structure is None or not course.targets.size or first.nbytes > CACHED:
+        """Take steps in one compiled call, except without targets."""
+        structure = self._structure(policy, torch.from_numpy(course.inputs[: course.size]))
+        if structure is None or not course.targets.size:
             return 0
         from lrrn.kernels.cpu.several_steps import prediction_steps
 
         goal = policy.tolerances(self._first.dtype)
         taken = prediction_steps(
-            *self._fixed, first, self._loss(progress), goal.aim, goal.limit, SWEEPS, structure.from_zero,
+            *self._fixed, self._first.numpy(), self._loss(progress), goal.aim, goal.limit, SWEEPS, structure.from_zero,
             course, rule, self._flat.gradient.numpy(), totals,
         )  # fmt: skip
         self._count(policy, self._solves * course_samples(course, taken), int(totals[1]))
