@@ -155,7 +155,7 @@ def bench(
         raise typer.BadParameter("--report-only reads --json and writes --page; give both")
 
     from lrrn.studies.bench.clock import Settings
-    from lrrn.studies.bench.suites import SUITES, document, journal, present, read_json, run
+    from lrrn.studies.bench.suites import SUITES, document, journal, present, read_json, run, where
     from lrrn.studies.bench.suites import write_json as write_suites
     from lrrn.studies.bench.tables import print_parts
 
@@ -171,6 +171,7 @@ def bench(
             kept = journal(name, settings, json_file)
             results[name] = run(name, settings, kept)
         print_parts(console, present(name, results[name]))
+        console.print(f"Measured on {where(results[name])}.", highlight=False)
         if json_file is not None:
             # after every suite, so that an interrupted run leaves what it has
             with errors_explained():

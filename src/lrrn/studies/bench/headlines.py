@@ -71,6 +71,12 @@ def _train(records: Records) -> list[tuple[str, ...]]:
             if ratio is not None:
                 what = f"epoch, batch {batch}, {optimizer}: ours / {name}"
                 rows.append(_row(what, f"{1 / ratio:.2f}", f"<= {aim:g}", 1 / ratio <= aim))
+    times = {(record["batch"], record["contender"]): record["seconds"] for record in records if record["optimizer"] == "adam"}
+    for (batch, name), seconds in times.items():
+        yardstick = times.get((batch, "MLPClassifier"))
+        if name.startswith("lrrn, ") and seconds is not None and yardstick is not None:
+            what = f"epoch, batch {batch}, adam: {name} / MLPClassifier"
+            rows.append(_row(what, f"{seconds / yardstick:.2f}", "<= 3", seconds <= 3 * yardstick))
     return rows
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lrrn.learning import Contrastive, Data, Settings, Trainer
+from lrrn.learning import Contrastive, Data, Margin, Settings, Trainer
+from lrrn.learning.objectives import Objective
 from lrrn.network import LRRN
 
 Epoch = Callable[[int], None]
@@ -18,15 +19,18 @@ Make = Callable[[Data, tuple[int, ...], int, str, int], Epoch]
 RATES = {"sgd": 0.1, "adam": 1e-3}
 
 
-def _ours(data: Data, sizes: tuple[int, ...], batch: int, optimizer: str, seed: int) -> Epoch:
-    net = LRRN(sizes, generator=torch.Generator().manual_seed(seed))
-    options: dict[str, Any] = {"batch_size": batch, "epochs": 1, "weight_decay": 1e-4, "seed": seed}
-    settings = Settings(optimizer=optimizer, learning_rate=RATES[optimizer], **options)
+def _ours(objective: Objective, weight_decay: float = 0.0) -> Make:
+    def make(data: Data, sizes: tuple[int, ...], batch: int, optimizer: str, seed: int) -> Epoch:
+        net = LRRN(sizes, generator=torch.Generator().manual_seed(seed))
+        options: dict[str, Any] = {"batch_size": batch, "epochs": 1, "weight_decay": weight_decay, "seed": seed}
+        settings = Settings(optimizer=optimizer, learning_rate=RATES[optimizer], **options)
 
-    def run(n: int) -> None:
-        Trainer(net, Contrastive(), settings).fit(_first(data, n))
+        def run(n: int) -> None:
+            Trainer(net, objective, settings).fit(_first(data, n))
 
-    return run
+        return run
+
+    return make
 
 
 def _mlp_classifier(data: Data, sizes: tuple[int, ...], batch: int, optimizer: str, seed: int) -> Epoch:
@@ -104,8 +108,10 @@ def _first(data: Data, n: int) -> Data:
 
 
 LEARNERS: tuple[tuple[str, str, tuple[str, ...], Make], ...] = (
-    ("lrrn", "sgd", (), _ours),
-    ("lrrn", "adam", (), _ours),
+    ("lrrn", "sgd", (), _ours(Contrastive(), 1e-4)),
+    ("lrrn", "adam", (), _ours(Contrastive(), 1e-4)),
+    ("lrrn, margin", "adam", (), _ours(Margin())),
+    ("lrrn, margin, adversarial", "adam", (), _ours(Margin(adversarial_eps=0.3))),
     ("MLPClassifier", "sgd", (), _mlp_classifier),
     ("MLPClassifier", "adam", (), _mlp_classifier),
     ("torch MLP", "sgd", (), _torch_mlp),

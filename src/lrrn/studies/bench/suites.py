@@ -56,6 +56,13 @@ def present(name: str, result: dict[str, Any]) -> Sequence[Part]:
     return SUITES[name].present(result["records"])
 
 
+def where(result: dict[str, Any]) -> str:
+    """Describe the machine of a suite's result: processor with its instruction set, cores, versions, and the date."""
+    machine = result["machine"]
+    parts = (f"{machine['cores']} cores", f"Python {machine['python']}", f"torch {machine['torch']}", machine["date"])
+    return ", ".join((machine["processor"], *parts))
+
+
 def read_json(path: Path) -> Results:
     """Return the results of an earlier run; raise an error with the reason if they cannot be read."""
     try:
@@ -81,8 +88,6 @@ def document(results: Results, markdown: bool = False) -> str:
     full = {name: result["records"] for name, result in results.items() if not result["settings"]["quick"]}
     sections: dict[str, tuple[str, Sequence[Part]]] = {"In short": (INTRODUCTION, [headlines(full)])}
     for name, result in results.items():
-        where = result["machine"]
-        words = f"{ABOUT[name]} Measured by `lrrn bench --suite {name}` on {where['processor']}, {where['cores']} cores"
-        words += f", Python {where['python']}, torch {where['torch']}, {where['date']}."
+        words = f"{ABOUT[name]} Measured by `lrrn bench --suite {name}` on {where(result)}."
         sections[name] = (words, present(name, result))
     return (as_markdown if markdown else as_page)("Benchmarks", sections)

@@ -1,4 +1,4 @@
-"""Suite ``train``: time of an epoch on MNIST-sized data; our contrastive learning and other networks of the same size."""
+"""Suite ``train``: time of an epoch on MNIST-sized data; contrastive and margin losses, and other networks of the same size."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
     label = torch.randint(0, sizes[-1], (n,), generator=torch.Generator().manual_seed(settings.seed))
     data = Data(x, torch.nn.functional.one_hot(label, sizes[-1]).to(x), label)
     records = []
-    for batch in (100, 10):
+    for batch in (100, 10, 256):
         records += journal.once(f"batch {batch}", _contest, data, sizes, batch, rounds, settings)
     return records
 
