@@ -539,6 +539,32 @@ def test_an_interrupted_benchmark_continues(tmp_path, no_peers, monkeypatch):
     assert len(timed) - 1 == len(ran) and result["sittings"] == 2  # none was timed twice
 
 
+def test_figures_of_several_machines_stand_side_by_side():
+    def results(processor, times, **more):
+        machine = {"processor": processor, "cores": 2, "date": "2026-11-18", "python": "3", "torch": "2"}
+        record = {
+            "kind": "train",
+            "batch": 10,
+            "optimizer": "sgd",
+            "sizes": [3, 2, 2],
+            "samples": 5,
+            "spread": 0.0,
+            "threads": 1,
+        }
+        names = zip(("lrrn", "MLPClassifier"), times, strict=True)
+        records = [{**record, "note": "", "contender": name, "ours": name == "lrrn", "seconds": time} for name, time in names]
+        return {"train": {"machine": machine, "settings": {"quick": False}, "records": records}, **more}
+
+    exponent = {"kind": "exponent", "axis": "width", "exponent": 1.5}
+    here = results("here", (2.0, 4.0))
+    only = {"scaling": {**here["train"], "records": [exponent]}}
+    page = suites.document(here, True, [results("there", (6.0, 4.0), **only)])
+    assert "| figure | here, 2 cores, 2026-11-18 | there, 2 cores, 2026-11-18 | aim |" in page
+    assert "| epoch, batch 10, sgd: ours / MLPClassifier | 0.50 | 1.50 | <= 1 |" in page
+    assert "exponent in width" not in page  # nothing to compare it with
+    assert "several machines" not in suites.document(here, True)
+
+
 def test_a_page_is_written_from_what_was_measured_before(tmp_path, monkeypatch):
     file, page, again = tmp_path / "results.json", tmp_path / "page.md", tmp_path / "again.md"
     command = ["bench", "--suite", "depth", "--quick", "--repeats", "1", "--json", str(file)]

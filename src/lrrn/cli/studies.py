@@ -141,6 +141,9 @@ def bench(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Measure nothing: write the page from the JSON file.")
     ] = False,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="JSON file of another machine, whose headline figures the page shows beside.")
+    ] = None,
 ) -> None:
     """Time solving, differentiating, training and certifying against other packages; answers are rescored in float64.
 
@@ -163,6 +166,8 @@ def bench(
         raise typer.BadParameter(f"unknown suite {suite!r}; use {', '.join(SUITES)} or all")
     settings = Settings(quick, seed, repeats, samples, rows, model, root)
     results: dict[str, Any] = {}
+    with errors_explained():
+        others = [read_json(path) for path in beside or ()]
     if report_only and json_file is not None:
         with errors_explained():
             results = read_json(json_file)
@@ -180,7 +185,7 @@ def bench(
     if to_stdout:
         write_json(STDOUT, results)
     if page is not None:
-        write_text(page, document(results, markdown=page.suffix == ".md"))
+        write_text(page, document(results, page.suffix == ".md", others))
         console.print(f"tables and charts: {page}")
 
 

@@ -14,7 +14,7 @@ from lrrn.studies.bench import certify, depth, grad, scaling, solve, train
 from lrrn.studies.bench.clock import POLICY, Settings, machine
 from lrrn.studies.bench.headlines import headlines
 from lrrn.studies.bench.journal import Journal
-from lrrn.studies.bench.tables import Part, as_markdown, as_page
+from lrrn.studies.bench.tables import Part, Table, as_markdown, as_page
 
 SUITES = {"solve": solve, "depth": depth, "grad": grad, "train": train, "certify": certify, "scaling": scaling}
 
@@ -83,10 +83,35 @@ def write_json(path: Path, results: Results, update: bool) -> Results:
     return ordered
 
 
-def document(results: Results, markdown: bool = False) -> str:
-    """Return results as a self-contained HTML page with charts, or as Markdown without charts."""
-    full = {name: result["records"] for name, result in results.items() if not result["settings"]["quick"]}
-    sections: dict[str, tuple[str, Sequence[Part]]] = {"In short": (INTRODUCTION, [headlines(full)])}
+def _full(results: Results) -> dict[str, list[dict[str, Any]]]:
+    """Return the records by suite, except those of smoke runs."""
+    return {name: result["records"] for name, result in results.items() if not result["settings"]["quick"]}
+
+
+def _machines(several: Sequence[Results]) -> Table:
+    """Return the headline figures that more than one of several results have, side by side."""
+    measured = [{figure: value for figure, value, _, _ in headlines(_full(results)).rows} for results in several]
+    aims = {figure: aim for results in several for figure, _, aim, _ in headlines(_full(results)).rows}
+    shared = [figure for figure in aims if sum(figure in values for values in measured) > 1]
+    names = [f"{one['processor']}, {one['cores']} cores, {one['date']}" for one in (_newest(results) for results in several)]
+    rows = [(figure, *(values.get(figure, "-") for values in measured), aims[figure]) for figure in shared]
+    return Table("The same on several machines", ("figure", *names, "aim"), rows)
+
+
+def _newest(results: Results) -> dict[str, Any]:
+    """Return the machine of the suite that was run last."""
+    return max((result["machine"] for result in results.values()), key=lambda machine: str(machine["date"]))
+
+
+def document(results: Results, markdown: bool = False, beside: Sequence[Results] = ()) -> str:
+    """Return results as a self-contained HTML page with charts, or as Markdown without charts.
+
+    The headline figures of results of other machines, or of other days, stand ``beside``.
+    """
+    short = [headlines(_full(results))]
+    if beside:
+        short.append(_machines([results, *beside]))
+    sections: dict[str, tuple[str, Sequence[Part]]] = {"In short": (INTRODUCTION, short)}
     for name, result in results.items():
         words = f"{ABOUT[name]} Measured by `lrrn bench --suite {name}` on {where(result)}."
         sections[name] = (words, present(name, result))
