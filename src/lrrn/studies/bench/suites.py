@@ -89,12 +89,14 @@ def _full(results: Results) -> dict[str, list[dict[str, Any]]]:
 
 
 def _machines(several: Sequence[Results]) -> Table:
-    """Return the headline figures that more than one of several results have, side by side."""
-    measured = [{figure: value for figure, value, _, _ in headlines(_full(results)).rows} for results in several]
-    aims = {figure: aim for results in several for figure, _, aim, _ in headlines(_full(results)).rows}
-    shared = [figure for figure in aims if sum(figure in values for values in measured) > 1]
+    """Return the headline figures of the suites that more than one of several results have, side by side."""
+    full = [_full(results) for results in several]
+    shared = [name for name in SUITES if sum(name in records for records in full) > 1]
+    tables = [headlines({name: records[name] for name in shared if name in records}) for records in full]
+    measured = [{figure: value for figure, value, _, _ in table.rows} for table in tables]
+    aims = {figure: aim for table in tables for figure, _, aim, _ in table.rows}
     names = [f"{one['processor']}, {one['cores']} cores, {one['date']}" for one in (_newest(results) for results in several)]
-    rows = [(figure, *(values.get(figure, "-") for values in measured), aims[figure]) for figure in shared]
+    rows = [(figure, *(values.get(figure, "-") for values in measured), aim) for figure, aim in aims.items()]
     return Table("The same on several machines", ("figure", *names, "aim"), rows)
 
 
