@@ -55,7 +55,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
 
     for batch in (10, 100):
         yield f"20 gradients 784-64-64-10, batch {batch}", lambda batch=batch: gradients(batch)
-    for objective, batch in ((Contrastive(), 10), (Contrastive(), 100), (Margin(), 100)):
+    for objective, batch in ((Contrastive(), 10), (Contrastive(), 100), (Margin(), 100), (Margin(), 256)):
         settings = Settings(batch_size=batch, epochs=1, learning_rate=1e-3, optimizer="adam")
         name = f"epoch of 2,000, {type(objective).__name__}, batch {batch}"
         yield name, lambda o=objective, s=settings: Trainer(net(64, 64), o, s).fit(data)
