@@ -126,6 +126,7 @@ class _Lowering(NativeLowering):  # type: ignore[misc]
             state.library.enable_object_caching()
         blocks = state.func_ir.blocks.values()
         made = [state.calltypes[call].return_type for block in blocks for call in block.find_exprs("call")]
+        made.append(state.return_type)  # the caller releases what it is given
         usual = state.targetctx
         context = usual.subtarget()
         context.usual = usual
