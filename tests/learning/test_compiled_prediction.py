@@ -57,7 +57,7 @@ def test_large_batches_are_split_for_any_number_of_threads(name, objective, monk
     net, n = network(name), 230
     weight = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     _, expected, general = gradients(Autograd, net, objective, n, SolvePolicy(aim=1e-12), weight)
-    monkeypatch.setattr(small_batch, "THREAD_WORK", 100 * small_batch.structure_of(net.energy_now()).plan[3])
+    monkeypatch.setattr(small_batch, "THREAD_WORK", 150 * small_batch.structure_of(net.energy_now()).plan[3])
     found = []
     before = torch.get_num_threads()
     try:

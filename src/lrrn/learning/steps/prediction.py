@@ -51,7 +51,8 @@ class CompiledPrediction:
         here, parts = len(batch.x), 1
         structure = self._structure(batch.policy, batch.x)
         if structure is None:
-            parts = parts_of(here)
+            # larger parts than those of an energy loss: each packs a Hessian
+            parts = max(2, parts_of(here // 2))
             structure = self._structure(batch.policy, batch.x[: -(-here // parts)])
         if structure is None or batch.target is None or batch.x.dtype != self._flat.vector.dtype:
             return None
