@@ -20,9 +20,9 @@ from numba.core.lowering import Lower
 from numba.core.runtime.context import NRTContext
 from numba.core.typed_passes import NativeLowering
 
-OLDEST, NEWEST = (0, 60), (0, 68)
-SUPPORTED = OLDEST <= numba.version_info.short <= NEWEST
-"""Versions of Numba whose internals are as this module expects. With others, kernels are compiled as Numba does it."""
+SUPPORTED = numba.version_info.short == (0, 68)
+"""Whether Numba's internals are as this module expects: those of the version that it is tested with. With others, kernels are
+compiled as Numba does it, which takes longer."""
 
 UNUSED = {
     *(untyped_passes.WithLifting, untyped_passes.InlineClosureLikes, untyped_passes.MakeFunctionToJitFunction),
