@@ -71,6 +71,24 @@ def test_radii_of_the_record_are_published_lowered(trained, tmp_path):
     assert "one a device, lowered by 0.001 and 0.001" in (tmp_path / "models" / "a.md").read_text()
 
 
+def test_nearer_attacks_on_the_same_weights_stay_published(trained, tmp_path):
+    folder, model = trained
+    test = datasets.load("digits", "test")
+    arguments = (Row("paper_a", "mnist"), folder, tmp_path / "models", test)
+    publish_models.publish_row("a", *arguments, commit="c0ffee")
+    right = model.predict(test[0]) == test[1]
+    found = np.where(right[:40], 27.0, 0.0)
+    _keep(folder, "attack", found, {"seconds": 1.0})
+    _keep(folder, "autoattack", np.full(0, 1.0), {"seconds": 0.0})
+    radii = read_radii(publish_models.publish_row("a", *arguments, commit="c0ffee").radii_path)
+    # the first ten are those of AutoAttack before, the others of the attack now, which is nearer or new
+    assert np.allclose(radii.attack[:10][right[:10]], 22) and np.allclose(radii.attack[10:40][right[10:40]], 27)
+    model.network_.W[0].data[0, 0] += 1e-3
+    save(model, folder / "model.safetensors")
+    radii = read_radii(publish_models.publish_row("a", *arguments, commit="c0ffee").radii_path)
+    assert np.nanmin(radii.attack) == 27
+
+
 def test_files_too_large_for_the_repository_end_the_script(tmp_path, monkeypatch):
     monkeypatch.setattr(publish_models, "MOST", 10)
     (tmp_path / "a.safetensors").write_bytes(b"0" * 11)
