@@ -2,8 +2,8 @@
 
     python scripts/studies/publish_models.py mnist-paper-a --work out/runs
 
-The row must be trained in the work folder of ``lrrn record``; distances of attacks are taken from there if there are any. A nearer
-attack that was published with the same weights stays.
+The row must be trained in the work folder of ``lrrn record``; distances of attacks are taken from there if there are any. A
+nearer attack that was published with the same weights stays.
 Radii are proven here, by the method that ``lrrn verify`` uses again. With --from-record they are those of the record, which
 may come from a GPU, lowered a little: on another machine a solve ends at another point within its tolerance.
 """

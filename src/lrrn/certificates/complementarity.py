@@ -63,8 +63,20 @@ class Sample:
 
 @final
 @dataclass(frozen=True, eq=False)
+class Faces:
+    """Conditions on units with a lower bound only that are assumed to hold as equations, in a batch."""
+
+    inactive: Tensor  # bool (n, m): v + low = 0
+    active: Tensor  # bool (n, m): w + slack = 0
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Terms:
-    """Nonnegative Lagrange multipliers of the conditions of one sample or a batch; zero where a unit has no such condition."""
+    """Lagrange multipliers of the conditions of one sample or a batch; zero where a unit has no such condition.
+
+    They are not negative, except those of equations.
+    """
 
     sigma: Tensor  # (...): multiplier of the remaining lead
     low: Tensor  # (..., m), as are the following: of the products (v + low) (w + slack)
@@ -117,7 +129,7 @@ class Terms:
         largest = self.lam.amax(-1) if self.lam.shape[-1] else torch.zeros_like(self.sigma)
         # norms of the coefficients of w and of v, without cancellation, and of their changes by the errors of a and g
         pull = self.pull(sample)
-        push = norm(self.lam * sample.slack.abs() + self.floor + self.ceiling)
+        push = norm(self.lam * sample.slack.abs() + self.floor.abs() + self.ceiling)
         linear = norm(self.floor) + norm(self.ceiling)
         (nh, nr), tension = sizes, norm(sample.slack)
         shifted = largest * sample.low_error

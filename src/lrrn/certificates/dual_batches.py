@@ -7,10 +7,12 @@ bounds on r. Both methods stop by rules that depend on no clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
+
+from lrrn.certificates.complementarity import Faces
 
 if TYPE_CHECKING:
     from lrrn.certificates.matrix_free_dual import MatrixFreeSolver
@@ -38,6 +40,8 @@ class Batch:
         As of :meth:`MatrixFreeSolver.maximised`, in units of the leads; ``low`` is infinite without a lower bound.
     goal : Tensor of shape (n,)
         Value of the dual that is large enough.
+    faces : Faces, optional
+        Conditions that hold as equations.
     """
 
     STRIDE: ClassVar[int]
@@ -48,11 +52,24 @@ class Batch:
     ROWS = ("p", "r", "goal", "c", "low", "high", "slack", "kink", "r_lo", "r_hi", "v_c", "w_c", "bend")
     """Attributes with one row per sample."""
 
-    def __init__(self, solver: MatrixFreeSolver, c: Tensor, low: Tensor, high: Tensor, slack: Tensor, goal: Tensor) -> None:
+    def __init__(
+        self,
+        solver: MatrixFreeSolver,
+        c: Tensor,
+        low: Tensor,
+        high: Tensor,
+        slack: Tensor,
+        goal: Tensor,
+        faces: Faces | None = None,
+    ) -> None:
         self.solver, self.goal = solver, goal
         lam = solver.lam
-        self.c, self.low, self.high, self.slack, self.kink = c, low, high, slack, lam * slack
         self.r_lo, self.r_hi = -lam * high, lam * low
+        if faces is not None:
+            # the multiplier of an equation has either sign: v + low = 0 is v + low >= 0 and v <= -low
+            self.r_hi = self.r_hi.masked_fill(faces.active, float("inf"))
+            high = torch.where(faces.inactive, -low, high)
+        self.c, self.low, self.high, self.slack, self.kink = c, low, high, slack, lam * slack
         self.v_c, self.w_c, _ = solver.response(c, torch.zeros_like(c), steps=FINAL)
         self.bend = -(c * self.v_c).sum(-1).clamp(max=-1e-30)
         p = torch.zeros_like(c)
@@ -123,8 +140,9 @@ class Ascent(Batch):
     GAIN = 5e-5
     """A sample stops when a stride raises the dual by less than this fraction, or two strides lower it."""
 
-    def __init__(self, solver: MatrixFreeSolver, c: Tensor, low: Tensor, high: Tensor, slack: Tensor, goal: Tensor) -> None:
-        super().__init__(solver, c, low, high, slack, goal)
+    def __init__(self, solver: MatrixFreeSolver, *problem: Any, **more: Any) -> None:
+        super().__init__(solver, *problem, **more)
+        goal = self.goal
         self.p_step, self.r_step = solver.steps
         self.shorter = torch.ones_like(goal)[:, None]
         self.momentum, self.p_ahead, self.r_ahead = torch.ones_like(self.shorter), self.p, self.r
@@ -183,8 +201,9 @@ class Splitting(Batch):
     BALANCED, FARTHEST = 1.2, 5.0
     """Smallest change of the penalty, and the largest after one stride, as factors."""
 
-    def __init__(self, solver: MatrixFreeSolver, c: Tensor, low: Tensor, high: Tensor, slack: Tensor, goal: Tensor) -> None:
-        super().__init__(solver, c, low, high, slack, goal)
+    def __init__(self, solver: MatrixFreeSolver, *problem: Any, **more: Any) -> None:
+        super().__init__(solver, *problem, **more)
+        goal = self.goal
         self.penalty = torch.full_like(goal, self.PENALTY)[:, None]
         self.p_state, self.r_state = self.p, self.r
         self.last = torch.full_like(goal, float("-inf"))
@@ -202,7 +221,7 @@ class Splitting(Batch):
         p_now, r_now = self._feasible(p, r, *reach)
         for _ in range(self.STRIDE):
             free = inverse.solved(p_unit * (2 * p_now - p), r_unit * (2 * r_now - r) + self.slack)
-            sigma = (1 + _dot((self.v_c, self.w_c), free)) / left
+            sigma = ((1 + _dot((self.v_c, self.w_c), free)) / left).clamp(min=0.0)
             gap = free[0] + sigma * by_sigma[0] - p_now, free[1] + sigma * by_sigma[1] - r_now
             p, r = p + self.RELAXATION * gap[0], r + self.RELAXATION * gap[1]
             before = p_now, r_now

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from lrrn.bounds.multiplier import LARGEST, LEAST
 from lrrn.certificates.block_multipliers import Layers, block_multipliers, form_floor, hessian_floor
-from lrrn.certificates.complementarity import Sample, Terms
+from lrrn.certificates.complementarity import Faces, Sample, Terms
 from lrrn.certificates.dual_batches import FINAL
 from lrrn.certificates.matrix_free_dual import MatrixFreeSolver
-from lrrn.certificates.shared import nearest_radii
+from lrrn.certificates.shared import Dual, nearest_radii
 from lrrn.energy import LiftedEnergy
 from lrrn.linalg import verified
 from lrrn.linalg.operators import Operator
@@ -179,14 +179,16 @@ class MatrixFreeForm:
         ``lead`` holds the leads of ``label`` over ``rival``, above zero. A bound above ``goal`` need not be the largest.
         """
         c, c_error = self.slopes(label, rival)
-        return self.lower_bound(sample, c, c_error, lead, self.terms(sample, c, lead, goal))
+        return self.lower_bound(sample, c, c_error, lead, self.terms(sample, c, lead, goal))[0]
 
-    def terms(self, sample: Sample, c: Tensor, lead: Tensor, goal: float | Tensor = math.inf) -> Terms:
+    def terms(
+        self, sample: Sample, c: Tensor, lead: Tensor, goal: float | Tensor = math.inf, faces: Faces | None = None
+    ) -> Terms:
         """Return approximately optimal multipliers."""
         goal = torch.as_tensor(goal, dtype=lead.dtype, device=lead.device).expand_as(lead)
-        return self.signed(sample, *self.solver.maximised(c, lead, sample.low, sample.high, sample.slack, goal))
+        return self.signed(sample, *self.solver.maximised(c, lead, sample, goal, faces), faces)
 
-    def signed(self, sample: Sample, sigma: Tensor, of_v: Tensor, of_w: Tensor) -> Terms:
+    def signed(self, sample: Sample, sigma: Tensor, of_v: Tensor, of_w: Tensor, faces: Faces | None = None) -> Terms:
         """Convert coefficients of v and w to multipliers of the right signs.
 
         Multipliers of w + slack have either sign for free units, and are not positive for units with an upper bound only.
@@ -199,17 +201,23 @@ class MatrixFreeForm:
         over = lam * low - of_w
         sign = torch.where(self.free, -of_w, over.clamp(min=0.0))
         sign = torch.where(self.upper, -(of_w + lam * room).clamp(min=0.0), sign)
+        floor = torch.where(self.below, up.clamp(min=0.0), 0.0)
+        if faces is not None:
+            sign, floor = torch.where(faces.active, over, sign), torch.where(faces.inactive, up, floor)
         return Terms(
             sigma.clamp(min=0.0),
             share,
             (lam - share).clamp(min=0.0),
-            torch.where(self.below, up.clamp(min=0.0), 0.0),
+            floor,
             torch.where(self.above, (-up).clamp(min=0.0), 0.0),
             torch.where(self.two_sided | self.fixed, 0.0, sign),
         )
 
-    def lower_bound(self, sample: Sample, c: Tensor, c_error: float, lead: Tensor, terms: Terms) -> Tensor:
-        """Return proven lower bounds on the Lagrangian with these multipliers, over all v and u: inequality (11)."""
+    def lower_bound(self, sample: Sample, c: Tensor, c_error: float, lead: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
+        """Return proven lower bounds on the Lagrangian with these multipliers, over all v and u: inequality (11).
+
+        Also returns (v + low) (w + slack) at the computed minimiser, which is zero at every perturbed input.
+        """
         of_v, of_w = terms.slopes(sample)
         linear, lam, pulls = terms.sigma[:, None] * c + of_v, self.lam, self.pulls
         v = self.minimiser(linear, of_w)
@@ -230,7 +238,7 @@ class MatrixFreeForm:
         constant = terms.constant(sample, lead)
         bound = value + constant - rounding_value - error * (far.square() + 1) - slope.square() / (4 * curvature)
         lost = 16 * verified.EPS * (value.abs() + constant.abs() + bound.abs())
-        return torch.where(curvature > 0, bound - lost, -math.inf)
+        return torch.where(curvature > 0, bound - lost, -math.inf), (v + sample.low) * (w + sample.slack)
 
     def minimiser(self, linear: Tensor, of_w: Tensor) -> Tensor:
         """Return v that minimises the Lagrangian, approximately, for coefficients ``linear`` of v and ``of_w`` of w."""
@@ -250,10 +258,11 @@ def matrix_free_radii(
     leads: Tensor,
     rates: Tensor,
     target_radius: float = math.inf,
+    dual: Dual | None = None,
 ) -> Tensor:
     """Return certified radii of a batch, of shape (n,), at least those of the global Lipschitz constants.
 
-    The arguments are those of :func:`lrrn.certificates.shared.shared_radii`.
+    The arguments are those of :func:`lrrn.certificates.shared.shared_radii`, and what proves bounds: the form if not given.
     """
     known = (leads / rates.sum(-1)).scatter(1, best[:, None], math.inf)
     radius = known.amin(1)
@@ -265,7 +274,8 @@ def matrix_free_radii(
     def work(start: int, stop: int, at_once: int) -> None:
         for rows in todo[start:stop].split(at_once):
             sample = form.sample(z[rows], g[rows], g_error[rows])
-            radius[rows] = nearest_radii(form, sample, best[rows], known[rows], leads[rows], rates[rows, :, 1], target_radius)
+            parts = best[rows], known[rows], leads[rows], rates[rows, :, 1]
+            radius[rows] = nearest_radii(form if dual is None else dual, sample, *parts, target_radius)
 
     if z.device.type != "cpu" or len(todo) < 2:
         work(0, len(todo), form.rows)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lrrn.certificates.block_multipliers import without_norms
+from lrrn.certificates.complementarity import Faces, Sample
 from lrrn.certificates.dual_batches import Ascent, Response, Splitting
 from lrrn.certificates.layer_spectrum import Spectrum
 from lrrn.runtime.lazy import lazy
@@ -177,7 +178,7 @@ class MatrixFreeSolver:
         return float(size)
 
     def maximised(
-        self, c: Tensor, lead: Tensor, low: Tensor, high: Tensor, slack: Tensor, goal: Tensor
+        self, c: Tensor, lead: Tensor, sample: Sample, goal: Tensor, faces: Faces | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return sigma, p and r in float64, approximately optimal or with a dual above ``goal``.
 
@@ -186,18 +187,21 @@ class MatrixFreeSolver:
         c : Tensor of shape (n, dim)
             Coefficients of v in the leads.
         lead, goal : Tensor of shape (n,)
-        low, high, slack : Tensor of shape (n, dim)
-            Distances of the units from their bounds, and H z - q.
+        sample : Sample
+            A batch.
+        faces : Faces, optional
+            Conditions that hold as equations.
         """
         # the solution is proportional to lead, distances and slack
         unit = lead[:, None]
         run = (Splitting if self.splits else Ascent)(
             self,
             c.to(self.dtype),
-            torch.where(self.below, low / unit, math.inf).to(self.dtype),
-            (high / unit).to(self.dtype),
-            (slack / unit).to(self.dtype),
+            torch.where(self.below, sample.low / unit, math.inf).to(self.dtype),
+            (sample.high / unit).to(self.dtype),
+            (sample.slack / unit).to(self.dtype),
             (goal / lead.square()).to(self.dtype),
+            faces=faces,
         )
         sigma, p, r = (t.to(torch.float64) for t in run.best())
         return sigma * lead, p * unit, r * unit

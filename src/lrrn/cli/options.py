@@ -10,7 +10,7 @@ import typer
 
 from lrrn.cli.output import make_way
 
-METHODS = ("auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local", "energy")
+METHODS = ("auto", "paper", "pairwise", "spectral", "multiplier", "shared", "branched", "local", "energy")
 """Methods of a certificate; those of :mod:`lrrn.certificates.radius`, and the one for labels by energies."""
 
 
@@ -85,8 +85,8 @@ Eps = Annotated[str | None, typer.Option(help="Sizes of perturbations to certify
 Method = Annotated[
     str,
     typer.Option(
-        help="Certificate of a classifier: paper, pairwise, spectral, multiplier, shared, local; or auto, the tightest except "
-        "shared and local."
+        help="Certificate of a classifier: paper, pairwise, spectral, multiplier, shared, branched, local; or auto, the "
+        "tightest that takes little time."
     ),
 ]
 

@@ -38,7 +38,7 @@ class CertifiedLabels(LiftedEstimator):
         Parameters
         ----------
         X : array of shape (n_samples, n_features)
-        method : {"auto", "paper", "pairwise", "spectral", "multiplier", "shared", "local"}, default="auto"
+        method : {"auto", "paper", "pairwise", "spectral", "multiplier", "shared", "branched", "local"}, default="auto"
             As in :func:`lrrn.certify`. Labels predicted by class energies are certified by bounds on their differences.
         seconds : float, optional
             Time budget for the constants common to all samples, as in :func:`lrrn.certify`.

@@ -195,7 +195,7 @@ def certify(
 
 def _chunk_rows(model: Any, method: str) -> int:
     """Return the number of samples in a chunk: few where a sample takes long, so that they are distributed and saved soon."""
-    if method == "local":
+    if method in ("local", "branched"):
         return LOCAL_ROWS
     net = model.network_
     slow = method == "shared" and takes_operators(net.energy_snapshot(torch.float64))

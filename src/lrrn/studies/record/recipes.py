@@ -118,6 +118,7 @@ CHANGES: dict[tuple[str, str], Recipe] = {
         "adversarial_eps": 0.4,
         "flips": True,
     },
+    ("cifar10", "logistic"): {"C": 1e-4},
     ("cifar10", "wide"): _COLOUR,
     ("cifar10", "conv"): {**_COLOUR, "hidden_sizes": (Conv(512, 8, stride=4, padding=2),)},
 }

@@ -1,0 +1,107 @@
+"""Branch and bound on single units: larger radii where the relaxation of the complementarity limits them.
+
+At a perturbed input, a unit with a lower bound only is at its bound (v + low = 0) or has no gradient (w + slack = 0). The dual
+of ``matrix_free`` relaxes this to a product. A branch assumes one of the two as an equation, whose multiplier has either
+sign, so that its dual is larger. The smallest bound of the leaves of a tree holds for the sample. All leaves of all samples are
+problems of one batch, since the quadratic part does not depend on the branch. See docs/theory/matrix-free.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lrrn.certificates.complementarity import Faces, Sample
+from lrrn.certificates.matrix_free import MatrixFreeForm
+
+LEAVES = 2048
+"""Largest number of branches of a sample and a pair of outputs."""
+NEAR = 1.06
+"""Branches are tried for a target up to this multiple of the radius without them; without a target, for that multiple."""
+
+
+@final
+class Branching:
+    """Proves bounds like a form, with branches where the form's own bound falls short of the goal by little.
+
+    Parameters
+    ----------
+    form : MatrixFreeForm
+    target_radius : float
+        Radius of interest; infinite for the largest one.
+    """
+
+    def __init__(self, form: MatrixFreeForm, target_radius: float) -> None:
+        self.form, self.has_target = form, math.isfinite(target_radius)
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs."""
+        return self.form.n_outputs
+
+    def drift(self, sample: Sample, label: Tensor, rival: Tensor) -> Tensor:
+        """Return what the errors of eliminated units take from the leads."""
+        return self.form.drift(sample, label, rival)
+
+    def proven(self, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor, goal: float | Tensor = math.inf) -> Tensor:
+        """Return proven lower bounds on the squared norm of a perturbation that reduces the lead to zero."""
+        goal = torch.as_tensor(goal, dtype=lead.dtype, device=lead.device).expand_as(lead)
+        c, c_error = self.form.slopes(label, rival)
+        root, unit = self._bounds(sample, c, c_error, lead, goal, _no_path(lead))
+        near = root * NEAR**2
+        sought = torch.where(goal <= near, goal, 0.0) if self.has_target else torch.minimum(goal, near)
+        # the smallest bound of the leaves that reach what is sought, and of all leaves
+        closed, found = torch.full_like(root, math.inf), root.clone()
+        tried = torch.ones_like(root)
+        rows = ((root < sought) & (unit >= 0) & (tried + 2 <= LEAVES)).nonzero().squeeze(1)
+        bound, path = root[rows], unit[rows, None]
+        state = torch.zeros_like(path, dtype=torch.bool)
+        while len(rows):
+            rows, bound, path = rows.repeat(2), bound.repeat(2), path.repeat(2, 1)
+            state = torch.cat([state, state])
+            state[: len(state) // 2, -1] = True
+            tried.index_add_(0, rows, torch.ones_like(bound))
+            new, unit = self._bounds(sample.take(rows), c[rows], c_error, lead[rows], sought[rows], (path, state))
+            # what holds for a branch holds for the branches of it; a NaN proves nothing
+            bound = torch.fmax(bound, new)
+            still = bound < sought[rows]
+            closed.scatter_reduce_(0, rows[~still], bound[~still], "amin")
+            open_ = torch.full_like(root, math.inf).scatter_reduce_(0, rows[still], bound[still], "amin")
+            split = torch.full_like(root, 0).index_add_(0, rows[still], torch.ones_like(bound[still]))
+            touched = torch.zeros_like(root, dtype=torch.bool).index_fill_(0, rows, True)
+            found = torch.where(touched, torch.maximum(found, torch.minimum(closed, open_)), found)
+            stuck = torch.zeros_like(touched).index_fill_(0, rows[still & (unit < 0)], True)
+            going = still & ~stuck[rows] & (tried + 2 * split <= LEAVES)[rows]
+            rows, bound = rows[going], bound[going]
+            path = torch.cat([path[going], unit[going, None]], 1)
+            state = torch.cat([state[going], torch.zeros_like(state[going, :1])], 1)
+        return found
+
+    def _bounds(
+        self, sample: Sample, c: Tensor, c_error: float, lead: Tensor, goal: Tensor, path: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return proven bounds, and the unit to branch on: that with the largest product, or -1 if none has any."""
+        bounds, units = [], []
+        for rows in torch.arange(len(lead), device=lead.device).split(self.form.rows):
+            here, leads, faces = sample.take(rows), lead[rows], self._faces(path[0][rows], path[1][rows])
+            terms = self.form.terms(here, c[rows], leads, goal[rows], faces)
+            bound, product = self.form.lower_bound(here, c[rows], c_error, leads, terms)
+            splits = self.form.below & ~self.form.above & ~(faces.active | faces.inactive)
+            most = product.abs().nan_to_num(0.0).masked_fill(~splits, 0.0).max(-1)
+            bounds.append(bound)
+            units.append(torch.where(most.values > 0, most.indices, -1))
+        return torch.cat(bounds), torch.cat(units)
+
+    def _faces(self, path: Tensor, state: Tensor) -> Faces:
+        """Return the equations of branches: ``path`` holds units, and ``state`` whether they are active."""
+        chosen = torch.zeros((len(path), len(self.form.lam)), dtype=torch.bool, device=path.device)
+        active = chosen.scatter(1, path, state)
+        return Faces(chosen.scatter(1, path, ~state), active)
+
+
+def _no_path(lead: Tensor) -> tuple[Tensor, Tensor]:
+    path = torch.zeros((len(lead), 0), dtype=torch.int64, device=lead.device)
+    return path, path.bool()

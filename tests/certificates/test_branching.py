@@ -1,0 +1,146 @@
+"""Branch and bound on units: more is proven than without branches, and nothing that is not true."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import lrrn
+from block_forms import exact_distance, hessian
+from lrrn.attacks import minimal_perturbation
+from lrrn.certificates import branching
+from lrrn.certificates.branching import Branching
+from lrrn.certificates.complementarity import Faces
+from lrrn.certificates.matrix_free import MatrixFreeForm
+from lrrn.linalg.operators import Dense
+from oracles import PlainQP, exhaustive, random_input, random_network
+
+matrix_free = sys.modules["lrrn.certificates.matrix_free"]
+INF = math.inf
+KINDS = [(0.0, INF), (-INF, 0.3), (-0.2, 0.3), (-INF, INF), (0.1, 0.1), (0.0, INF)]
+PAIR = torch.tensor([0]), torch.tensor([1])
+
+
+@pytest.fixture
+def thorough(monkeypatch):
+    """Branch on everything."""
+    monkeypatch.setattr(branching, "NEAR", 1e3)
+
+
+def problems(seed, depth, kinds):
+    """A random form, and samples of it with the exact distances at which a lead is lost."""
+    rng = np.random.default_rng(seed)
+    width = 6 if depth == 1 else 3
+    lo, hi = np.array([kinds[(seed + i) % len(kinds)] for i in range(width * depth)]).T
+    norm, gamma = [0.3, 1.0, 2.5, 6.0][seed % 4], [0.125, 0.5, 1.0][seed % 3]
+    weights = [rng.standard_normal((width, 4 if k == 0 else width)) for k in range(depth)]
+    weights = [w * norm / np.linalg.norm(w, 2) for w in weights]
+    beta, discounts = (1.0,) * depth, tuple(gamma**k for k in range(depth))
+    rows = torch.from_numpy(rng.standard_normal((2, width)))
+    bounds = [torch.from_numpy(t)[None] for t in (lo, hi)]
+    form = MatrixFreeForm([Dense(torch.from_numpy(w)) for w in weights], beta, discounts, *bounds, Dense(rows))
+    h, b = hessian(weights, beta, discounts)
+    c = form.slopes(*PAIR)[0][0].numpy()
+    found = []
+    for lead in (0.05, 0.3, 1.0):
+        q = rng.standard_normal(width * depth)
+        z = exhaustive(PlainQP(h, q, np.where(lo == hi, lo - 1e-13, lo), hi, 0.0)).clip(lo, hi)
+        sample = form.sample(torch.from_numpy(z)[None], torch.from_numpy(h @ z - q)[None], torch.full((1,), 1e-11).double())
+        exact = exact_distance(h, b, q, lo, hi, c, lead, z)
+        found.append((sample, torch.tensor([lead], dtype=torch.float64), exact))
+    return form, found
+
+
+@pytest.mark.parametrize("depth, seed", [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0)])
+def test_all_branches_together_reach_the_exact_distance(depth, seed, thorough):
+    """With the state of every unit known, nothing is relaxed."""
+    form, found = problems(seed, depth, KINDS[:1])
+    for sample, lead, exact in found:
+        goal = min(2 * exact**2, 100.0)
+        without = float(form.proven(sample, *PAIR, lead, goal))
+        square = float(Branching(form, INF).proven(sample, *PAIR, lead, goal))
+        assert without <= square <= exact**2 * (1 + 1e-9)
+        if exact < 10:
+            assert math.sqrt(square) > 0.95 * exact
+
+
+@pytest.mark.parametrize("depth, seed", [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (2, 0), (2, 4)])
+def test_no_more_is_proven_than_is_true_for_units_of_every_kind(depth, seed, thorough):
+    form, found = problems(seed, depth, KINDS)
+    for sample, lead, exact in found:
+        square = Branching(form, INF).proven(sample, *PAIR, lead, min(2 * exact**2, 100.0))
+        assert float(square) <= exact**2 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("assumed", ["active", "inactive"])
+def test_a_branch_holds_where_its_unit_is_as_assumed(assumed):
+    """One unit at rest, v = 0 and w + slack = 0 there: every perturbation down makes it inactive, every one up active."""
+    t = lambda value: torch.tensor([[value]], dtype=torch.float64)  # noqa: E731
+    form = MatrixFreeForm([Dense(t(1.0))], (1.0,), (1.0,), t(0.0), t(INF), Dense(torch.tensor([[1.0], [0.0]]).double()))
+    # z = 0.5 with H = 2 and B = 2: z' = max(0.5 + u, 0), so a lead of 0.25 is lost at u = -0.25, where the unit is active
+    sample = form.sample(t(0.5), t(0.0), torch.zeros(1, dtype=torch.float64))
+    yes, no = torch.tensor([[True]]), torch.tensor([[False]])
+    faces = Faces(yes, no) if assumed == "inactive" else Faces(no, yes)
+    lead, (c, c_error) = torch.tensor([0.25], dtype=torch.float64), form.slopes(*PAIR)
+    terms = form.terms(sample, c, lead, 1e6, faces)
+    square = float(form.lower_bound(sample, c, c_error, lead, terms)[0])
+    exact = 0.25 if assumed == "active" else 0.5
+    assert 0.98 * exact**2 <= square <= exact**2
+
+
+def test_the_number_of_branches_is_limited_and_more_of_them_prove_no_less(monkeypatch, thorough):
+    form, found = problems(3, 1, KINDS[:1])
+    counts = []
+    plain = MatrixFreeForm.terms
+
+    def counted(self, sample, *rest):
+        counts.append(len(sample.low))
+        return plain(self, sample, *rest)
+
+    monkeypatch.setattr(MatrixFreeForm, "terms", counted)
+    for sample, lead, exact in found:
+        squares = []
+        for leaves in (1, 3, 7, 15):
+            monkeypatch.setattr(branching, "LEAVES", leaves)
+            counts.clear()
+            squares.append(float(Branching(form, INF).proven(sample, *PAIR, lead, min(2 * exact**2, 100.0))))
+            assert sum(counts) <= max(leaves, 1)
+        assert squares == sorted(squares)
+
+
+def test_a_target_out_of_reach_is_not_sought():
+    form, found = problems(2, 2, KINDS[:1])
+    sample, lead, _ = found[0]
+    root = form.proven(sample, *PAIR, lead, 1e6)
+    near, far = root * branching.NEAR**2 * 0.999, root * branching.NEAR**2 * 1.001
+    assert float(Branching(form, 1.0).proven(sample, *PAIR, lead, far)) == float(form.proven(sample, *PAIR, lead, far))
+    assert float(Branching(form, 1.0).proven(sample, *PAIR, lead, near)) > float(root)
+
+
+@pytest.mark.parametrize("products", [True, False])
+def test_branched_radii_are_no_smaller_and_no_attack_is_inside(monkeypatch, products, thorough):
+    if products:
+        monkeypatch.setattr(matrix_free, "WIDE", 0)
+    net, x = random_network((6, 8, 4), seed=3), random_input(8, 6, seed=4)
+    shared, branched = (lrrn.certify(net, x, method) for method in ("shared", "branched"))
+    assert branched.method == "branched"
+    assert (branched.radius >= shared.radius * (1 - 1e-9)).all()
+    assert (branched.radius > shared.radius * 1.001).any()
+    attack = minimal_perturbation(net, x, branched.prediction)
+    assert attack.success.any()
+    assert (attack.distance >= branched.radius).all()
+    target = float(shared.radius.median()) * 1.02
+    aimed = lrrn.certify(net, x, "branched", target_radius=target).radius
+    assert (aimed >= torch.minimum(branched.radius, torch.tensor(target)) * 0.999).all()
+
+
+def test_samples_do_not_depend_on_their_batch(monkeypatch, thorough):
+    monkeypatch.setattr(matrix_free, "WIDE", 0)
+    net, x = random_network((6, 8, 4), seed=5), random_input(3, 6, seed=6)
+    together = lrrn.certify(net, x, "branched").radius
+    alone = torch.cat([lrrn.certify(net, one[None], "branched").radius for one in x])
+    assert torch.allclose(together, alone, rtol=1e-4)
