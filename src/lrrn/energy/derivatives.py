@@ -103,7 +103,7 @@ def _gradients(
     out = Gradients([], [], [])
     for k, (w, b, c) in enumerate(zip(energy.weights, energy.b, energy.c, strict=True)):
         present = [phase for phase in phases if len(phase.blocks) > k]
-        layer: Layer = torch.zeros_like(w), None, None
+        layer: Layer | None = None
         if energy.layers is not None and k < len(zs):
             layer = _operator_slope(energy, k, zs[k - 1] if k else x, zs[k], ws[k - 1] if k else None, ws[k])
         elif energy.layers is not None and present:
@@ -112,7 +112,7 @@ def _gradients(
             layer = _later_slope(energy, k, zs[k - 1], zs[k], ws[k - 1], ws[k]) if k else _first_slope(energy, x, zs[0], ws[0])
         elif present:
             layer = _later_layer(energy, k, present) if k else _first_layer(energy, x, present)
-        d_w, d_b, d_c = layer
+        d_w, d_b, d_c = (torch.zeros_like(w), None, None) if layer is None else layer
         # an existing bias without influence has derivative zero
         out.weights.append(d_w)
         out.b.append(None if b is None else torch.zeros_like(b) if d_b is None else d_b)
@@ -166,19 +166,23 @@ def _later_layer(energy: LiftedEnergy, k: int, phases: Sequence[Phase]) -> Layer
 def _first_slope(energy: LiftedEnergy, x: Tensor, z: Tensor, w: Tensor) -> Layer:
     a, beta, weight, c = energy.discounts[0], energy.beta[0], energy.weights[0], energy.c[0]
     total = w.sum(0)
+    d_c = None if c is None or not beta else torch.mv(weight.mT, total).mul_(-a * beta)
+    (n, units), inputs = z.shape, x.shape[1]
+    if beta and units * (n + inputs) > 4 * n * inputs:
+        # equal value, but fewer multiplications if the layer is wide compared to the batch: with S_0 = W^T z - x - c,
+        # a w^T (beta S_0 - x) + a beta z^T (W^T w), in two products
+        both = torch.cat([w, z])
+        back = energy.to_inputs(both).mul_(a * beta)
+        down, reconstruction = back[:n], torch.sub(back[n:], x, alpha=a * (1 + beta))
+        if c is not None:
+            reconstruction.sub_(c, alpha=a * beta)
+        return both.mT @ torch.cat([reconstruction, down]), total * -a, d_c
     d_w = torch.mm(w.mT, x).mul_(-a * (1 + beta))
-    d_c = None
     if beta:
-        (n, units), inputs = z.shape, x.shape[1]
-        if units * (n + inputs) > 4 * n * inputs:
-            # equal value, but fewer multiplications if the layer is wide compared to the batch
-            d_w.addmm_(z.mT, w @ weight, alpha=a * beta).addmm_(w.mT, z @ weight, alpha=a * beta)
-        else:
-            cross = torch.mm(z.mT, w)
-            d_w.addmm_(cross + cross.mT, weight, alpha=a * beta)
+        cross = torch.mm(z.mT, w)
+        d_w.addmm_(cross + cross.mT, weight, alpha=a * beta)
         if c is not None:
             d_w.addr_(total, c, alpha=-a * beta)
-            d_c = torch.mv(weight.mT, total).mul_(-a * beta)
     return d_w, total * -a, d_c
 
 

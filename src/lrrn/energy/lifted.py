@@ -18,7 +18,8 @@ from torch import Tensor
 
 from lrrn.energy.constraints import Interval, bounds
 from lrrn.energy.rounding import Rounding
-from lrrn.linalg.blocks import BlockTridiagonal, gram, symmetrised
+from lrrn.linalg import split_products
+from lrrn.linalg.blocks import BlockTridiagonal, shifted_gram, symmetrised
 from lrrn.linalg.layer_shape import LayerShape
 from lrrn.linalg.operator_hessian import Hessian, hessian_of
 from lrrn.linalg.operators import Dense, Operator
@@ -53,6 +54,9 @@ class LiftedEnergy:
         The sets C_1, ..., C_L.
     layers : tuple of LayerShape, optional
         How the weights act; by default, all are matrices.
+    by_parts : bool, default=False
+        Whether products with a large W_0 on a GPU may be off by some 1e-6 of their size, for a third of the time; see
+        :mod:`lrrn.linalg.split_products`.
     """
 
     weights: tuple[Tensor, ...]
@@ -62,6 +66,7 @@ class LiftedEnergy:
     gamma: float
     intervals: tuple[Interval, ...]
     layers: tuple[LayerShape, ...] | None = None
+    by_parts: bool = False
 
     @lazy
     def operators(self) -> tuple[Operator, ...]:
@@ -324,21 +329,35 @@ class LiftedEnergy:
             operators = [layer.operator(w.detach()) for layer, w in zip(self.layers, self.weights, strict=True)]
             return hessian_of(operators, self.discounts, self.beta, m, closed)
         diag = [self._own_block(k) if k + 1 == m and not closed else self._pressed_block(k) for k in range(m)]
-        return BlockTridiagonal(tuple(diag), tuple(self._coupling(k + 1) for k in range(m - 1)))
+        a, beta = self.discounts[0], self.beta[0]
+        factor = (a, a * beta, self.weights[0].detach()) if m == 1 and not closed else None
+        return BlockTridiagonal(tuple(diag), tuple(self._coupling(k + 1) for k in range(m - 1)), factor)
 
     @lazy
     def _blocks(self) -> dict[tuple[str, int], Tensor]:
         """Blocks that the free and the clamped phase share."""
         return {}
 
+    @lazy
+    def _halves(self) -> split_products.Halves | None:
+        """Parts of W_0, if products may use them, and it is a large matrix on a device with tensor cores."""
+        return split_products.halves(self.weights[0].detach()) if self.by_parts and self.layers is None else None
+
+    @in_full_precision
+    @torch.no_grad()
+    def to_inputs(self, y: Tensor) -> Tensor:
+        """Return W_0^T y for rows of ``y``, of shape (n, d_1)."""
+        halves = self._halves if len(y) >= split_products.MANY else None
+        return self.operators[0].adjoint(y) if halves is None else split_products.rows_times(y, halves)
+
     @in_full_precision
     def _own_block(self, k: int) -> Tensor:
         """Return a_k (I + beta_k W_k W_k^T)."""
         if ("own", k) not in self._blocks:
             w, a, beta = self.weights[k].detach(), self.discounts[k], self.beta[k]
-            block = gram(w).mul_(a * beta) if beta else w.new_zeros((w.shape[0], w.shape[0]))
-            block.diagonal().add_(a)
-            self._blocks["own", k] = block
+            halves = self._halves if k == 0 and beta else None
+            found = shifted_gram(w, a, a * beta) if halves is None else split_products.shifted_gram(halves, a, a * beta)
+            self._blocks["own", k] = found
         return self._blocks["own", k]
 
     @in_full_precision
@@ -364,7 +383,11 @@ class LiftedEnergy:
         constants = [self._bias_term(k, k + 1 < m) for k in range(m)]
         if m == 0:
             return x.new_empty((x.shape[0], 0))
-        first = self.operators[0].added(constants[0], x, self.discounts[0] * (1 + self.beta[0]))
+        alpha, halves = self.discounts[0] * (1 + self.beta[0]), self._halves if len(x) >= split_products.MANY else None
+        if halves is None:
+            first = self.operators[0].added(constants[0], x, alpha)
+        else:
+            first = split_products.rows_times(x, halves.mT, constants[0], alpha)
         return first if m == 1 else torch.cat([first, *(part.expand(len(x), -1) for part in constants[1:])], dim=-1)
 
     @in_full_precision

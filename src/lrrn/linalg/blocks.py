@@ -25,6 +25,13 @@ def gram(w: Tensor) -> Tensor:
     return symmetrised(w @ w.mT) if w.shape[-1] > 1 else w * w.mT
 
 
+def shifted_gram(w: Tensor, shift: float, scale: float) -> Tensor:
+    """Return shift I + scale W W^T, bitwise symmetric."""
+    block = gram(w).mul_(scale) if scale else w.new_zeros((w.shape[0], w.shape[0]))
+    block.diagonal().add_(shift)
+    return block
+
+
 def symmetrised(block: Tensor) -> Tensor:
     """Return the mean of a block and its transpose: floating-point addition commutes, so the result is exactly symmetric."""
     return torch.add(block, block.mT).mul_(0.5)
@@ -46,10 +53,13 @@ class BlockTridiagonal:
         Diagonal blocks, each symmetric. Leading dimensions, if any, are a batch of matrices.
     sub : tuple of Tensor of shape (..., d_{k+1}, d_k)
         Blocks below the diagonal, one fewer than ``diag``.
+    factor : (float, float, Tensor of shape (dim, m)), optional
+        a, b and W, if the matrix is a I + b W W^T with a and b at least 0.
     """
 
     diag: tuple[Tensor, ...]
     sub: tuple[Tensor, ...]
+    factor: tuple[float, float, Tensor] | None = None
 
     @lazy
     def sizes(self) -> tuple[int, ...]:
