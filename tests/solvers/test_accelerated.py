@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from lrrn.solvers import accelerated, conjugate_gradients, half_precision, solve
+from lrrn.qp import Status
+from lrrn.solvers import accelerated, conjugate_gradients, half_precision, loop, solve
 from lrrn.solvers.base import recompute
 from lrrn.solvers.half_precision import fits_in_rows, fits_on_chip, largest_by_squaring
 from oracles import random_input, random_network
@@ -189,9 +190,10 @@ def outlives_a_round(kind, device):
     assert rounds(False) < 0.8 * rounds(True)
 
 
+@pytest.mark.parametrize("by_parts", [False, True], ids=["whole", "parts"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("linear", [False, True], ids=["bounds", "equations"])
-def test_rows_are_judged_as_by_torch(in_rows, dtype, linear):
+def test_rows_are_judged_as_by_torch(in_rows, dtype, linear, by_parts):
     qp = problem((9, 20, 17, 4), 6, dtype, in_rows)
     z = (qp.lo + random_input(6, qp.dim, dtype=dtype, device=in_rows).abs()).clamp(qp.lo, qp.hi)
     z[:, ::3] = qp.lo.expand(6, -1)[:, ::3]
@@ -206,6 +208,7 @@ def test_rows_are_judged_as_by_torch(in_rows, dtype, linear):
     qp.q[3, 2] = math.inf
     qp.q[4, 0] = math.nan  # a unit on a bound, or fixed
     stepper = (half_precision.Equations if linear else half_precision.Rows)(qp)
+    stepper.by_parts = by_parts
     (g, residual), (expected_g, expected) = stepper.check(qp, z), recompute(qp, z)
     close = dict(rtol=1e-4, atol=1e-4) if dtype == torch.float32 else dict(rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(g, expected_g, equal_nan=True, **close)
@@ -341,13 +344,93 @@ def test_momentum_of_wide_solves_is_what_their_condition_asks_for(in_rows, scale
     assert solve(qp, solver="accelerated", tol=1e-6).converged.all()
 
 
+def one_layer(sizes, n, dtype, device, scale=1.0, constraint="nonneg"):
+    """A problem whose Hessian is a I + b W W^T."""
+    net = random_network(sizes, (1.0, 0.0), constraint=constraint, scale=scale, dtype=dtype, device=device)
+    return net.energy_snapshot(dtype).free(random_input(n, sizes[0], dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("sizes", [(9, 40, 4), (40, 9, 4)], ids=["wide", "narrow"])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 8.0])
+def test_rates_of_the_heavy_ball_are_those_of_the_condition_number(in_rows, sizes, scale):
+    qp = one_layer(sizes, 1, torch.float64, in_rows, scale)
+    unit, _, _, (inverse, step, momentum) = half_precision.half_and_rate(qp.hessian)
+    values = torch.linalg.eigvalsh(qp.hessian.dense() * unit[:, None] * unit)
+    excess = min(sizes[:2]) ** (1 / 2 ** (half_precision.UP + 1))
+    # a power that underflows is taken for the smallest number
+    floor = 1e-38 ** (1 / 2**half_precision.UP) * qp.dim**0.5
+    assert float(values[-1]) <= 1 / float(inverse) <= 1.0101 * (excess * float(values[-1]) + floor)
+    # Polyak: 4 / (sqrt(L) + sqrt(mu))^2 times L, and ((sqrt(L) - sqrt(mu)) / (sqrt(L) + sqrt(mu)))^2, with mu from below
+    a, _, _ = qp.hessian.factor
+    smallest = a * float(unit.min()) ** 2
+    assert smallest <= float(values[0]) * (1 + 1e-9)
+    large, small = float(inverse) ** -0.5, smallest**0.5
+    assert float(step) == pytest.approx(4 * large**2 / (large + small) ** 2, rel=1e-5)
+    assert float(momentum) == pytest.approx(((large - small) / (large + small)) ** 2, rel=1e-4, abs=1e-6)
+
+
+def test_steps_of_the_heavy_ball_are_those_of_its_formula(in_rows):
+    qp = one_layer((9, 40, 4), 5, torch.float64, in_rows, 3.0)
+    unit, _, _, (inverse, step, momentum) = half_precision.half_and_rate(qp.hessian)
+    stepper, z = half_precision.Rows(qp), torch.zeros_like(qp.q)
+    here = last = z.clone()
+    for sweeps in (5, 1, 4):  # momentum goes on from call to call
+        stepper.advance(qp, z, qp.gradient(z), sweeps, qp.scale)
+        for _ in range(sweeps):
+            there = here - step * inverse * unit**2 * qp.gradient(here) + momentum * (here - last)
+            here, last = qp.project(there), here
+        torch.testing.assert_close(z, here, rtol=0, atol=3e-3 * float(here.abs().max()))
+    held = (here == 0) & (qp.gradient(here) > 0.05)
+    assert held.any() and (z[held] == 0).all() and (here > 0).any()
+
+
+@pytest.mark.parametrize("constraint", ["nonneg", (-0.1, 0.1), "free"])
+def test_the_heavy_ball_needs_fewer_steps(in_rows, constraint):
+    qp = one_layer((30, 150, 4), 8, torch.float64, in_rows, 3.0, constraint)
+    exact = solve(qp, solver="newton", tol=1e-12).z
+    hessian = type(qp.hessian)(qp.hessian.diag, qp.hessian.sub)
+    found = {}
+    for name, h in (("heavy ball", qp.hessian), ("Nesterov", hessian)):
+        other = type(qp)(h, qp.q, qp.lo, qp.hi, holds_zero=qp.holds_zero)
+        solution = loop.solve_fixed(other, 36, tol=1e-6, aim=1e-6)
+        found[name] = float((solution.z - exact).abs().max())
+        assert torch.equal(solution.n_sweeps, torch.full_like(solution.n_sweeps, 36))
+    assert found["heavy ball"] < 0.1 * found["Nesterov"]
+
+
+@pytest.mark.parametrize(("aim", "by_parts"), [(1e-4, True), (4e-6, False)])
+def test_residuals_of_tight_solves_are_not_computed_by_parts(aim, by_parts, monkeypatch):
+    qp, begun, begin = one_layer((9, 40, 4), 3, torch.float32, "cpu"), [], accelerated.Accelerated.begin
+    monkeypatch.setattr(accelerated.Accelerated, "begin", lambda *given: begun.append(begin(*given)) or begun[-1])
+    loop.solve_fixed(qp, 16, tol=1e-4, aim=aim)
+    solve(qp, solver="accelerated", tol=1e-4, aim=aim)
+    assert [stepper.by_parts for stepper in begun] == [by_parts, by_parts]
+
+
+def test_warm_starts_of_the_heavy_ball_take_fewer_steps(in_rows):
+    qp = one_layer((9, 40, 4), 3, torch.float32, in_rows)
+    near = solve(qp, solver="newton").z
+    spent = loop.solve_fixed(qp, 16, tol=1e-4, aim=1e-4, start=near).n_sweeps
+    assert (spent == 12).all()
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|All-NaN)")  # NumPy's, where Triton interprets
+def test_statuses_of_one_kernel_are_those_of_the_loop(in_rows):
+    qp = one_layer((9, 40, 4), 4, torch.float32, in_rows)
+    qp.q[1, 3], qp.q[2, 0] = math.inf, math.nan
+    few, many = (loop.solve_fixed(qp, sweeps, tol=1e-4, aim=1e-4) for sweeps in (1, 64))
+    spoiled, missed, fine = int(Status.NON_FINITE), int(Status.MAX_SWEEPS), int(Status.CONVERGED)
+    assert few.status.tolist() == [missed, spoiled, spoiled, missed]
+    assert many.status.tolist() == [fine, spoiled, spoiled, fine]
+
+
 def test_momentum_is_limited_once_there_were_many_steps(in_rows, monkeypatch):
     qp = problem((9, 20, 17, 4), 5, torch.float64, in_rows)
     monkeypatch.setattr(half_precision, "most_momentum", lambda h: torch.zeros((), device=h.device))
     monkeypatch.setattr(half_precision, "LONGEST", 1)
     stepper, z = half_precision.Rows(qp), torch.zeros_like(qp.q).clamp_(qp.lo, qp.hi)
     stepper.advance(qp, z, qp.gradient(z), 1, qp.scale)  # one step has no momentum yet
-    unit, _, inverse = half_precision.half_and_rate(qp.hessian)
+    unit, _, _, (inverse, *_) = half_precision.half_and_rate(qp.hessian)
     plain = z.clone()
     for _ in range(6):
         plain = qp.project(plain - inverse * unit**2 * qp.gradient(plain))
@@ -365,7 +448,7 @@ def test_units_of_wide_solves_are_those_of_layers_unless_a_few_are_far_larger(in
     with torch.no_grad():
         net.W[0][:5] *= scale
     qp = net.energy_snapshot(torch.float64).free(random_input(4, 20, dtype=torch.float64, device=in_rows))
-    unit, matrix, inverse = half_precision.half_and_rate(qp.hessian)
+    unit, matrix, _, (inverse, *_) = half_precision.half_and_rate(qp.hessian)
     first, second = unit[:60], unit[60:]
     assert (second == second[0]).all() and bool((first == first[0]).all()) == (scale == 1.0)
     a = qp.hessian.dense() * unit[:, None] * unit

@@ -19,10 +19,14 @@ class Stepper(Protocol):
         Whether ``advance`` computes the gradients that it needs, and all digits of a solve, in one call.
     warm_share : float
         Share of the sweeps, and of the digits to gain, that a solve needs if it starts near the solution.
+    by_parts : bool
+        Whether ``check`` may compute products that are off by some 1e-6 of their size, which is negligible beside the
+        tolerance. The loop sets it.
     """
 
     refines: bool = False
     warm_share: float = 1.0
+    by_parts: bool = False
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         """Improve ``z`` in place by at most ``sweeps`` sweeps.

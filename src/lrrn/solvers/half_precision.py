@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from lrrn.linalg.blocks import BlockTridiagonal
-from lrrn.qp import BoxQP
+from lrrn.linalg.split_products import BLOCK, LOW, product, row_shape, split_rows, splits
+from lrrn.qp import BoxQP, Status
 from lrrn.runtime.devices import has_kernels
 from lrrn.solvers.base import Stepper, once_per_hessian, recompute
 
@@ -35,6 +36,8 @@ SPREAD = 50.0
 """Largest ratio of two diagonal entries of a layer for which the layer has one common scale."""
 MOST_SQUARED = 4096
 """Largest number of units for which the smallest eigenvalue is estimated by matrix squaring."""
+WARM = 0.75
+"""Share of the steps of the heavy ball that a solve takes if it starts at the solution for a perturbed input."""
 LONGEST = 48
 """Maximum number of steps of :class:`Rows` and :class:`Equations` per correction; in half precision, more gain little."""
 
@@ -153,25 +156,53 @@ def layer_or_own(diagonal: Tensor) -> Tensor:
 
 
 @once_per_hessian
-def half_and_rate(h: BlockTridiagonal) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the arguments of :class:`Rows`: scales of the variables, A / L in half precision, A the scaled Hessian, and 1 / L.
+def half_and_rate(h: BlockTridiagonal) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the arguments of :class:`Rows`: scales of the variables, A / L in two parts, A the scaled Hessian, and rates.
 
     A layer has one common scale, its mean diagonal to the power of -1/2, unless its largest diagonal entry is more than
     ``SPREAD`` times the smallest: then each variable has its own scale. In trained wide layers, individual scales make the
-    condition number worse. Where a few weights are far larger than the others, a common scale does.
+    condition number worse. Where a few weights are far larger than the others, a common scale does. The second part, in
+    float32 only, is what half precision leaves out; see :mod:`lrrn.linalg.split_products`. The rates are 1 / L and, for a
+    Hessian a I + b W W^T, step and momentum of the heavy ball: its smallest eigenvalue is at least a.
     """
-    unit = torch.cat([layer_or_own(part) for part in h.diagonal.split([block.shape[-1] for block in h.diag])]).rsqrt()
-    a = h.scaled(unit).dense()
-    # eight bits are enough for a step size, and the residual is checked in any case
-    rough = a.to(torch.bfloat16) if a.is_cuda else a
-    inverse = (1 / (largest_by_squaring(rough, 4) * 1.01)).to(a.dtype)
-    return unit, (a * inverse).half(), inverse
+    kernels = _kernels()
+    unit = torch.empty(h.dim, dtype=h.dtype, device=h.device)
+    for block, part in zip(h.diag, unit.split(h.sizes), strict=True):
+        kernels.scales[(1,)](block.contiguous(), part, len(part), SPREAD, **row_shape(len(part)))
+    dense = h.diag[0].contiguous() if len(h.diag) == 1 else h.dense()
+    rates = torch.ones(3, dtype=torch.float32, device=h.device)
+    # the diagonal of A is one on average, so its largest eigenvalue is between 1 and n, and over the root of n its powers stay
+    # within the range of float32. Eight bits are enough for a step size, and residuals are checked
+    times, rough = h.dim**0.5, torch.bfloat16 if dense.is_cuda else h.dtype
+    least, b, w = (0.0, 0.0, dense) if h.factor is None else h.factor
+    added = least if w.shape[1] < h.dim else 0.0
+    if added:
+        # W W^T and W^T W have the same eigenvalues except for zero, and the latter is smaller
+        tall = (((b / times) ** 0.5 * unit)[:, None] * w).to(rough)
+        power = tall.mT @ tall
+    else:
+        power, _ = _narrowed(dense, unit, rates / times, rough, False)
+    for _ in range(UP):
+        power = power @ power
+    size = torch.linalg.matrix_norm(power, dtype=torch.float64)
+    numbers = (h.dim, 0.5**UP, times, added, least, 1.01)
+    kernels.rates[(1,)](size, unit, rates, *numbers, HEAVY=h.factor is not None, **row_shape(h.dim))
+    return unit, *_narrowed(dense, unit, rates, torch.float16, splits(dense)), rates
+
+
+def _narrowed(dense: Tensor, unit: Tensor, factor: Tensor, dtype: torch.dtype, split: bool) -> tuple[Tensor, Tensor]:
+    """Return the scaled Hessian times a factor in another dtype and, with ``split``, what half precision leaves out."""
+    high = torch.empty(dense.shape, dtype=dtype, device=dense.device)
+    low = torch.empty_like(high) if split else high
+    grid = (-(-dense.numel() // BLOCK),)
+    _kernels().narrow[grid](dense, unit, factor, high, low, len(dense), LOW, SPLIT=split, BLOCK=BLOCK, num_warps=4)
+    return high, low
 
 
 @once_per_hessian
 def most_momentum(h: BlockTridiagonal) -> Tensor:
     """Return the optimal momentum for the condition number of A, from an estimate of its smallest eigenvalue."""
-    _, matrix, _ = half_and_rate(h)
+    _, matrix, _, _ = half_and_rate(h)
     rest = torch.eye(h.dim, dtype=torch.float32, device=h.device) - matrix
     largest = largest_by_squaring(rest.half(), DOWN, from_below=True)
     root = (1 - largest).clamp(min=1e-4).sqrt()
@@ -182,46 +213,61 @@ def most_momentum(h: BlockTridiagonal) -> Tensor:
 class Rows(Stepper):
     """Accelerated steps on a scaled correction: a product with A / L, then one kernel with one program per sample.
 
+    For a Hessian a I + b W W^T, whose smallest eigenvalue is known, the method is the heavy ball (Polyak, 1964), which takes
+    about half as many steps as Nesterov's momentum. That needs no such eigenvalue, and is for all other problems. After
+    ``LONGEST`` steps it is limited to the optimal value for the condition number, which reduces the number of steps of long
+    solves. The estimate of that value costs as much as several steps, so short solves do without it.
+
     Momentum is kept from call to call. If it were reset in each call, it would never grow large enough for ill-conditioned
-    problems. After ``LONGEST`` steps it is limited to the optimal value for the condition number, which reduces the number of
-    steps of long solves. The estimate of that value costs as much as several steps, so short solves do without it.
+    problems.
     """
 
     def __init__(self, qp: BoxQP) -> None:
-        self._unit, self._matrix, self._inverse = half_and_rate(qp.matrix)
-        # extrapolated point minus current point, in scaled variables, and the state of the momentum
+        self._unit, self._matrix, _, self._rates = half_and_rate(qp.matrix)
+        self._heavy = qp.matrix.factor is not None
+        self.warm_share = WARM if self._heavy else 1.0
+        # extrapolated point minus current point, or last move, in scaled variables, and the state of Nesterov's momentum
         self._lead: Tensor | None = None
-        self._t = torch.ones(qp.n_samples, dtype=torch.float32, device=qp.q.device)
+        self._t = self._rates if self._heavy else torch.ones(qp.n_samples, dtype=torch.float32, device=qp.q.device)
         self._taken = 0
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
-        kernels, shape = _kernels(), _row_shape(dim)
+        kernels, shape = _kernels(), row_shape(dim)
         (lo, hi), strides = bounds_and_strides(qp)
-        capped = dim <= MOST_SQUARED and self._taken >= LONGEST
-        self._taken += sweeps
-        most = most_momentum(qp.matrix) if capped else self._t
         push, down, up, here = (torch.empty((n, dim), dtype=torch.float32, device=z.device) for _ in range(4))
         ahead, product = (torch.empty((n, dim), dtype=torch.float16, device=z.device) for _ in range(2))
         size = z.new_empty(n)
         lead = torch.empty_like(z) if self._lead is None else self._lead
-        given = (z, g.contiguous(), lo, hi, self._unit, self._inverse, lead)
+        given = (z, g.contiguous(), lo, hi, self._unit, self._rates, lead)
         scaled = (push, down, up, here, ahead, size)
         kernels.begin_relax[(n,)](*given, *scaled, dim, *strides, FARTHEST, LEADS=self._lead is not None, **shape)
-        for _ in range(sweeps):
-            torch.mm(ahead, self._matrix, out=product)
-            kernels.relax[(n,)](product, ahead, here, self._t, push, down, up, most, dim, FARTHEST, CAPPED=capped, **shape)
-        kernels.end_relax[(n,)](
-            z, lo, hi, self._unit, lead, self._t, down, up, here, ahead, size, dim, *strides, **shape
-        )  # fmt: skip
+        if self._heavy:
+            half = torch.empty_like(ahead)
+            for k in range(sweeps):
+                if k > 0:
+                    torch.mm(half, self._matrix, out=product)
+                arrays = (product, half, here, ahead, push, down, up, self._rates)
+                kernels.roll[(n,)](*arrays, dim, FARTHEST, FIRST=k == 0, **shape)
+        else:
+            capped = dim <= MOST_SQUARED and self._taken >= LONGEST
+            most = most_momentum(qp.matrix) if capped else self._t
+            for _ in range(sweeps):
+                torch.mm(ahead, self._matrix, out=product)
+                arrays = (product, ahead, here, self._t, push, down, up, most)
+                kernels.relax[(n,)](*arrays, dim, FARTHEST, CAPPED=capped, **shape)
+        self._taken += sweeps
+        found = (z, lo, hi, self._unit, lead, self._t, down, up, here, ahead, size)
+        kernels.end_relax[(n,)](*found, dim, *strides, HEAVY=self._heavy, **shape)
         self._lead = lead
         return torch.full((n,), sweeps, dtype=torch.int64, device=z.device)
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
-        return _judged(qp, z)
+        return _judged(qp, z, self.by_parts)
 
     def keep(self, rows: Tensor) -> None:
-        self._t = self._t[rows]
+        if not self._heavy:
+            self._t = self._t[rows]
         if self._lead is not None:
             self._lead = self._lead[rows]
 
@@ -234,12 +280,14 @@ class Equations(Stepper):
     """
 
     def __init__(self, qp: BoxQP) -> None:
-        self._unit, self._matrix, self._inverse = half_and_rate(qp.matrix)
+        self._unit, self._matrix, _, self._rates = half_and_rate(qp.matrix)
+        # the heavy ball takes about as many steps, Nesterov's momentum twice as many
+        self._share = 1 if qp.matrix.factor is not None else 2
         self._direction: Tensor | None = None
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
-        kernels, shape = _kernels(), _row_shape(dim)
+        kernels, shape = _kernels(), row_shape(dim)
         (lo, hi), strides = bounds_and_strides(qp)
         direction, left, moved = (torch.empty((n, dim), dtype=torch.float32, device=z.device) for _ in range(3))
         half, product = (torch.empty((n, dim), dtype=torch.float16, device=z.device) for _ in range(2))
@@ -247,11 +295,10 @@ class Equations(Stepper):
         state = torch.empty((n, 2), dtype=torch.float32, device=z.device)
         mask, size = torch.empty((n, dim), dtype=torch.int8, device=z.device), z.new_empty(n)
         kept = torch.empty_like(z) if self._direction is None else self._direction
-        given = (g.contiguous(), lo, hi, self._unit, self._inverse, kept)
+        given = (g.contiguous(), lo, hi, self._unit, self._rates, kept)
         scaled = (half, direction, left, moved, mask, state)
         kernels.begin_conjugate[(n,)](*given, *scaled, size, dim, *strides, KEPT=self._direction is not None, **shape)
-        # conjugate gradients need half as many steps
-        sweeps = -(-sweeps // 2)
+        sweeps = -(-sweeps // self._share)
         for _ in range(sweeps):
             torch.mm(half, self._matrix, out=product)
             kernels.conjugate[(n,)](product, *scaled, dim, **shape)
@@ -260,33 +307,43 @@ class Equations(Stepper):
         return torch.full((n,), sweeps, dtype=torch.int64, device=z.device)
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
-        return _judged(qp, z)
+        return _judged(qp, z, self.by_parts)
 
     def keep(self, rows: Tensor) -> None:
         if self._direction is not None:
             self._direction = self._direction[rows]
 
 
-def _judged(qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the same as :func:`recompute`, with one product and one kernel."""
+def _judged(qp: BoxQP, z: Tensor, by_parts: bool) -> tuple[Tensor, Tensor]:
+    """Compute the same as :func:`recompute`; in float32 by products of parts, if they may be used and there are such."""
     n, dim = z.shape
-    g = qp.hessian.matmul(z)
-    residual = torch.empty(n, dtype=torch.float64, device=z.device)
+    unit, high, low, rates = half_and_rate(qp.matrix)
     (lo, hi), strides = bounds_and_strides(qp)
-    _kernels().judge[(n,)](z, qp.q.contiguous(), lo, hi, g, residual, dim, *strides, **_row_shape(dim))
+    residual, split, shape = torch.empty(n, dtype=torch.float64, device=z.device), by_parts and splits(z), row_shape(dim)
+    if split:
+        g, (parts, size) = torch.empty_like(z), split_rows(z, unit)
+        both, rest = product(parts, high), product(parts[:n], low)
+    else:
+        g = both = rest = qp.hessian.matmul(z)
+        size = unit
+    arrays = (z, qp.q.contiguous(), lo, hi, both, rest, unit, rates, size, g, residual)
+    _kernels().judge[(n,)](*arrays, n, dim, *strides, LOW, SPLIT=split, **shape)
     return g, residual
+
+
+def statuses(gradient: Tensor, residual: Tensor, must: Tensor) -> Tensor:
+    """Return the status of each sample after a fixed number of sweeps, in one kernel."""
+    n, dim = gradient.shape
+    status = torch.empty(n, dtype=torch.int64, device=gradient.device)
+    arrays = (gradient.contiguous(), residual, must, status)
+    _kernels().settle[(n,)](*arrays, dim, NON_FINITE=int(Status.NON_FINITE), **row_shape(dim))
+    return status
 
 
 def bounds_and_strides(qp: BoxQP) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     """Return the bounds as contiguous arrays, and their row strides: 0 if all samples share the bounds."""
     lo, hi = qp.lo.contiguous(), qp.hi.contiguous()
     return (lo, hi), (0 if len(lo) == 1 else qp.dim, 0 if len(hi) == 1 else qp.dim)
-
-
-def _row_shape(dim: int) -> dict[str, int]:
-    """Return the padded width of a row and the matching number of warps."""
-    width = 1 << (dim - 1).bit_length()
-    return {"WIDTH": width, "num_warps": 4 if width <= 512 else 8 if width <= 2048 else 16}
 
 
 @cache

@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution, Status
+from lrrn.runtime.devices import has_kernels
 from lrrn.solvers.base import SOLVERS, Solver, Stepper
-from lrrn.solvers.half_precision import LONGEST
+from lrrn.solvers.half_precision import IN_ROWS, LONGEST, statuses
 
 logger = logging.getLogger("lrrn.solvers")
 
 DIGITS = 2.5
 """Decimal digits that a round of half-precision sweeps is assumed to gain in a well-conditioned problem."""
+COARSE = 5e-5
+"""Smallest aim of a solve whose residuals may be off by some 1e-6."""
 WIDE = 1024
 """Smallest number of units for which linear equations are solved by conjugate gradients on the CPU."""
 
@@ -81,6 +84,7 @@ def solve_fixed(qp: BoxQP, sweeps: int, *, tol: float, aim: float, start: Tensor
     """
     z = _cold_start(qp) if start is None else qp.project(start.to(qp.q)).contiguous()
     stepper = SOLVERS["accelerated"].begin(qp)
+    stepper.by_parts = aim >= COARSE
     share = 1.0 if start is None else stepper.warm_share
     sweeps = math.ceil(sweeps * share)
     must = tol * qp.scale
@@ -89,15 +93,17 @@ def solve_fixed(qp: BoxQP, sweeps: int, *, tol: float, aim: float, start: Tensor
         gradient, residual = stepper.check(qp, z)
         return _fixed(z, gradient, residual, spent, must)
     gradient = -qp.q if start is None and qp.holds_zero else stepper.check(qp, z)[0]
-    spent = torch.zeros(len(z), dtype=torch.int64, device=z.device)
     rounds = max(math.ceil(-math.log10(aim) * share / DIGITS), -(-sweeps // LONGEST), 1)
+    used = list[Tensor]()
     for k in range(rounds):
-        spent += stepper.advance(qp, z, gradient, max(1, (sweeps * (k + 1)) // rounds - (sweeps * k) // rounds), must)
+        used.append(stepper.advance(qp, z, gradient, max(1, (sweeps * (k + 1)) // rounds - (sweeps * k) // rounds), must))
         gradient, residual = stepper.check(qp, z)
-    return _fixed(z, gradient, residual, spent, must)
+    return _fixed(z, gradient, residual, sum(used[1:], start=used[0]), must)
 
 
 def _fixed(z: Tensor, gradient: Tensor, residual: Tensor, spent: Tensor, must: Tensor) -> QPSolution:
+    if 0 < z.shape[1] <= IN_ROWS and has_kernels(z):
+        return QPSolution(z, gradient, residual, spent, statuses(gradient, residual, must), ("accelerated",))
     status = (~(residual <= must)).to(torch.int64)  # CONVERGED is 0, MAX_SWEEPS is 1
     status.masked_fill_(~(residual.isfinite() & _finite(gradient)), int(Status.NON_FINITE))
     return QPSolution(z, gradient, residual, spent, status, ("accelerated",))
@@ -127,6 +133,8 @@ def _finite(gradient: Tensor) -> Tensor:
 
 def _cold_start(qp: BoxQP) -> Tensor:
     """Return zero, projected onto the box."""
+    if qp.holds_zero:
+        return torch.zeros_like(qp.q, memory_format=torch.contiguous_format)
     z = torch.zeros_like(qp.lo, memory_format=torch.contiguous_format).clamp_(qp.lo, qp.hi)
     return z if z.shape[0] == qp.n_samples else z.repeat(qp.n_samples, 1)
 
@@ -139,6 +147,7 @@ class _Run:
         self.qp, self.z, self.max_sweeps = qp, z, max_sweeps
         self.must = tol * scale
         self.want = self.must if aim == tol else aim * scale
+        self.by_parts = stepper.by_parts = aim >= COARSE
         self.first_stepper: Stepper | None = stepper
         self.gradient, self.residual = stepper.check(qp, z)
         self.sweeps: Tensor | None = None
@@ -169,6 +178,7 @@ class _Run:
         if rows is not None:
             qp, z, g, best = qp.take(rows), z[rows], g[rows], best[rows]
         stepper = solver.begin(qp) if self.first_stepper is None else self.first_stepper
+        stepper.by_parts = self.by_parts
         if self.first_stepper is not None and rows is not None:
             stepper.keep(rows)
         self.first_stepper = None

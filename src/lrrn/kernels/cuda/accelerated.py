@@ -231,9 +231,12 @@ def begin_relax(
 @triton.jit(do_not_specialize=["dim"])
 def end_relax(
     z_ptr, lo_ptr, hi_ptr, unit_ptr, lead_ptr, t_ptr, down_ptr, up_ptr, here_ptr, ahead_ptr, size_ptr,
-    dim, lo_stride, hi_stride, WIDTH: tl.constexpr,
+    dim, lo_stride, hi_stride, HEAVY: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Add the correction of one sample to z, and store its momentum; if it is not finite, keep z and reset the momentum."""
+    """Add the correction of one sample to z, and store its momentum; if it is not finite, keep z and reset the momentum.
+
+    ``ahead_ptr`` holds the extrapolated point, or with ``HEAVY`` the last move.
+    """
     row, units, inside, place = this_row(dim, WIDTH)
     z = tl.load(z_ptr + place, mask=inside, other=0.0)
     lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
@@ -246,10 +249,12 @@ def end_relax(
     moved = tl.where(here <= tl.load(down_ptr + place, mask=inside, other=-1.0), lo, moved)
     moved = tl.where(here >= tl.load(up_ptr + place, mask=inside, other=1.0), hi, moved)
     fine = is_finite(moved)
-    lead = (tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32) - here) * size
+    lead = tl.load(ahead_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if not HEAVY:
+        lead -= here
+        tl.store(t_ptr + row, tl.where(fine, tl.load(t_ptr + row), 1.0))
     tl.store(z_ptr + place, tl.where(fine, moved, z), mask=inside)
-    tl.store(lead_ptr + place, tl.where(fine, lead, 0.0), mask=inside)
-    tl.store(t_ptr + row, tl.where(fine, tl.load(t_ptr + row), 1.0))
+    tl.store(lead_ptr + place, tl.where(fine, lead * size, 0.0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["dim"])
@@ -281,6 +286,31 @@ def relax(
     tl.store(here_ptr + place, new, mask=inside)
     tl.store(ahead_ptr + place, next.to(tl.float16), mask=inside)
     tl.store(t_ptr + row, t_new)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def roll(
+    product_ptr, half_ptr, here_ptr, move_ptr, push_ptr, down_ptr, up_ptr, rates_ptr, dim, farthest,
+    FIRST: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Finish a step of the heavy ball for one sample, given e A / L for its point e: e <- clip(e - r (e A / L - push) + k m).
+
+    m is the last move; ``rates_ptr`` holds 1 / L, r and k. The ``FIRST`` step of a correction starts at e = 0 and reads no
+    product.
+    """
+    _, _, inside, place = this_row(dim, WIDTH)
+    slope = -tl.load(push_ptr + place, mask=inside, other=0.0)
+    here = tl.zeros((WIDTH,), dtype=tl.float32)
+    if not FIRST:
+        slope += tl.load(product_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        here = tl.load(here_ptr + place, mask=inside, other=0.0)
+    down = tl.load(down_ptr + place, mask=inside, other=0.0)
+    up = tl.load(up_ptr + place, mask=inside, other=0.0)
+    move = tl.load(move_ptr + place, mask=inside, other=0.0).to(tl.float32) * tl.load(rates_ptr + 2)
+    new = tl.minimum(tl.maximum(here - tl.load(rates_ptr + 1) * slope + move, down), up)
+    tl.store(here_ptr + place, new, mask=inside)
+    tl.store(move_ptr + place, tl.minimum(tl.maximum(new - here, -farthest), farthest).to(tl.float16), mask=inside)
+    tl.store(half_ptr + place, tl.minimum(tl.maximum(new, -farthest), farthest).to(tl.float16), mask=inside)
 
 
 @triton.jit(do_not_specialize=["dim"])
@@ -331,21 +361,95 @@ def end_conjugate(
 
 
 @triton.jit(do_not_specialize=["dim"])
-def judge(z_ptr, q_ptr, lo_ptr, hi_ptr, g_ptr, residual_ptr, dim, lo_stride, hi_stride, WIDTH: tl.constexpr):
-    """Convert H z of one sample, in ``g_ptr``, to H z - q, and write the norm of the KKT residual, in float64."""
+def scales(block_ptr, unit_ptr, dim, spread, WIDTH: tl.constexpr):
+    """Write the scales of a layer's variables, given its square block of the Hessian: see ``half_and_rate``."""
+    units = tl.arange(0, WIDTH)
+    inside = units < dim
+    diagonal = tl.load(block_ptr + units.to(tl.int64) * (dim + 1), mask=inside, other=1.0)
+    largest = tl.max(tl.where(inside, diagonal, 0.0))
+    smallest = tl.min(tl.where(inside, diagonal, float("inf")))
+    # shares of the mean, whose sum does not overflow
+    mean = tl.sum(tl.where(inside, diagonal / dim, 0.0))
+    tl.store(unit_ptr + units, 1 / tl.sqrt(tl.where(largest > spread * smallest, diagonal, mean)), mask=inside)
+
+
+@triton.jit(do_not_specialize=["dim"])
+def rates(size_ptr, unit_ptr, rates_ptr, dim, power, times, added, least, slack, HEAVY: tl.constexpr, WIDTH: tl.constexpr):
+    """Write 1 / L and, with ``HEAVY``, step and momentum of the heavy ball.
+
+    ``size_ptr`` holds the Frobenius norm of a power of a matrix, whose root times ``times`` bounds its largest eigenvalue. The
+    scaled Hessian has at most that plus ``added``, and at least ``least``, both times squared scales.
+    """
+    units = tl.arange(0, WIDTH)
+    unit = tl.load(unit_ptr + units, mask=units < dim, other=0.0).to(tl.float32)
+    most = tl.max(unit)
+    # a size that underflows is below this
+    root = tl.exp(tl.log(tl.maximum(tl.load(size_ptr), 1e-38)) * power).to(tl.float32)
+    largest = (added * most * most + root * times) * slack
+    tl.store(rates_ptr, 1 / largest)
+    if HEAVY:
+        # the root of the inverse condition number
+        ratio = tl.sqrt(least / largest) * tl.min(tl.where(units < dim, unit, float("inf")))
+        tl.store(rates_ptr + 1, 4 / ((1 + ratio) * (1 + ratio)))
+        tl.store(rates_ptr + 2, (1 - ratio) * (1 - ratio) / ((1 + ratio) * (1 + ratio)))
+
+
+@triton.jit
+def narrow(h_ptr, unit_ptr, factor_ptr, high_ptr, low_ptr, dim, low, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Write a block of the scaled Hessian times a factor and, with ``SPLIT``, what half precision leaves out, times ``low``."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < dim * dim
+    unit = tl.load(unit_ptr + at // dim, mask=inside, other=0.0) * tl.load(unit_ptr + at % dim, mask=inside, other=0.0)
+    value = tl.load(h_ptr + at, mask=inside, other=0.0) * unit * tl.load(factor_ptr)
+    high = value.to(high_ptr.dtype.element_ty)
+    tl.store(high_ptr + at, high, mask=inside)
+    if SPLIT:
+        tl.store(low_ptr + at, ((value - high.to(tl.float32)) * low).to(tl.float16), mask=inside)
+
+
+@triton.jit(do_not_specialize=["dim", "n"])
+def judge(
+    z_ptr, q_ptr, lo_ptr, hi_ptr, both_ptr, rest_ptr, unit_ptr, inverse_ptr, size_ptr, g_ptr, residual_ptr,
+    n, dim, lo_stride, hi_stride, low, SPLIT: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write H z - q of one sample, and the norm of the KKT residual, in float64.
+
+    ``g_ptr`` holds H z. With ``SPLIT``, ``both_ptr`` holds the products of the first part of A / L with both parts of z, and
+    ``rest_ptr`` that of its second part with the first part of z; see ``split_rows``.
+    """
     row, units, inside, place = this_row(dim, WIDTH)
     z = tl.load(z_ptr + place, mask=inside, other=0.0)
     lo = tl.load(lo_ptr + row * lo_stride + units, mask=inside, other=0.0)
     hi = tl.load(hi_ptr + row * hi_stride + units, mask=inside, other=0.0)
-    g = tl.load(g_ptr + place, mask=inside, other=0.0) - tl.load(q_ptr + place, mask=inside, other=0.0)
+    if SPLIT:
+        rest = tl.load(both_ptr + n.to(tl.int64) * dim + place, mask=inside, other=0.0)
+        rest += tl.load(rest_ptr + place, mask=inside, other=0.0)
+        g = tl.load(both_ptr + place, mask=inside, other=0.0) + rest / low
+        g *= tl.load(size_ptr + row) / tl.load(inverse_ptr) / tl.load(unit_ptr + units, mask=inside, other=1.0)
+    else:
+        g = tl.load(g_ptr + place, mask=inside, other=0.0)
+    g -= tl.load(q_ptr + place, mask=inside, other=0.0)
     tl.store(g_ptr + place, g, mask=inside)
     # a NaN slope counts as a residual, even at a bound
     held = ((z <= lo) & (g >= 0)) | ((z >= hi) & (g <= 0))
     left = tl.where(held, 0.0, g).to(tl.float64)
-    # squares of float64 overflow from 1e154 on
-    size = size_of(left)
-    left = left / size
-    tl.store(residual_ptr + row, size * tl.sqrt(tl.sum(left * left)))
+    if z.dtype == tl.float64:
+        # squares of float64 overflow from 1e154 on
+        size = size_of(left)
+        left = left / size
+        tl.store(residual_ptr + row, size * tl.sqrt(tl.sum(left * left)))
+    else:
+        tl.store(residual_ptr + row, tl.sqrt(tl.sum(left * left)))
+
+
+@triton.jit(do_not_specialize=["dim"])
+def settle(g_ptr, residual_ptr, must_ptr, status_ptr, dim, NON_FINITE: tl.constexpr, WIDTH: tl.constexpr):
+    """Write the status of one sample: 0 if its residual is small enough, else 1; another where anything is not finite."""
+    row, _, inside, place = this_row(dim, WIDTH)
+    residual = tl.load(residual_ptr + row)
+    fine = is_finite(tl.load(g_ptr + place, mask=inside, other=0.0)) & (residual < float("inf"))
+    status = tl.where(residual <= tl.load(must_ptr + row), 0, 1)
+    tl.store(status_ptr + row, tl.where(fine, status, NON_FINITE).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["dim"])
