@@ -126,7 +126,8 @@ interpret: .venv/.test
 		tests/solvers/test_accelerated.py tests/solvers/test_half_operators.py tests/solvers/test_solver_contract.py \
 		tests/learning/test_triton_step.py \
 		tests/learning/test_flat_adam.py tests/learning/test_clock.py \
-		-k "accelerated or half or triton or kernel or adam or clock"
+		tests/linalg/test_split_products.py tests/energy/test_unit_adjoint.py \
+		-k "accelerated or half or triton or kernel or adam or clock or split"
 	TRITON_DEFAULT_FP_FUSION=1 .venv/bin/python scripts/gates/compile_kernels.py
 
 # results that must not depend on the make of the processor, its BLAS, threads or versions

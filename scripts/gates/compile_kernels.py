@@ -25,14 +25,17 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import lrrn
-from lrrn.learning import Contrastive, FreeEnergy, Margin, Settings, SquaredError, clock, flat_adam
+from lrrn.energy import adjoint
+from lrrn.learning import Contrastive, FreeEnergy, Margin, Settings, SquaredError, clock, cuda_graph, flat_adam
 from lrrn.learning.cuda_graph import DeviceCounts
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.objectives import Batch
 from lrrn.learning.step import Step
 from lrrn.learning.steps import triton
+from lrrn.learning.steps.direct_prediction import DirectPrediction
+from lrrn.linalg import split_products
 from lrrn.network.policy import SolvePolicy
-from lrrn.solvers import accelerated, half_operators, half_precision
+from lrrn.solvers import accelerated, half_operators, half_precision, loop
 from lrrn.solvers.accelerated import Accelerated
 
 NETWORKS = [((784, 64, 64, 10), 10), ((784, 64, 64, 10), 256), ((784, 32, 32, 10), 10), ((784, 32, 32, 32, 10), 256)]
@@ -50,6 +53,8 @@ SOLVES = [
     *((units, 256, dtype) for units in (128, 200, 600, 2048, 8192) for dtype in (torch.float32, torch.float64)),
 ]
 """Numbers of units, batch sizes and dtypes of the solves to compile."""
+WIDE = [(784, 600, 10), (784, 2048, 10)]
+"""Layer sizes of the steps of wide networks to compile, with adversarial inputs."""
 CONVOLUTIONS = [(torch.float32,), (torch.float64,)]
 """Dtypes of the solves with convolutions to compile."""
 
@@ -137,6 +142,16 @@ def step(sizes: tuple[int, ...], batch: int, objective: Any) -> None:
         clock.StepClock(2, batch, torch.device("cpu")).tick()
 
 
+def wide_step(*sizes: int) -> None:
+    """Trigger the launches of a captured step of a wide network."""
+    net, n = lrrn.LRRN(sizes, generator=torch.Generator().manual_seed(0)), 256
+    flat, label = FlatParameters(net), torch.arange(n) % sizes[-1]
+    with flat.attached():
+        policy = SolvePolicy(fixed_sweeps=4, observer=DeviceCounts(1e-4, torch.device("cpu")))
+        samples = Batch(torch.rand(n, sizes[0]), torch.eye(sizes[-1])[label], label, policy=policy)
+        DirectPrediction(net, OBJECTIVES["adversarial margin"], flat, 1e-4).gradients(samples, None, n, None)
+
+
 def solver(units: int, batch: int, dtype: torch.dtype) -> None:
     """Trigger the launches of the accelerated solver: free phase and adjoint."""
     net = lrrn.LRRN((16, units, 10), generator=torch.Generator().manual_seed(0), dtype=dtype)
@@ -168,18 +183,22 @@ def compile_case(case: tuple[Any, ...], capability: int) -> tuple[str, int, int]
     compiled = Compiled(capability)
     driver.set_active(NoDevice(capability))
     JITFunction.__getitem__ = lambda function, grid: compiled.launch(function, grid)
-    for module in (half_precision, half_operators, triton, flat_adam, clock):
+    for module in (half_precision, half_operators, split_products, adjoint, loop, cuda_graph, triton, flat_adam, clock):
         module.has_kernels = lambda t: True
     accelerated.fits_on_chip, accelerated.fits_in_rows = half_precision.fits_on_chip, half_precision.fits_in_rows
     accelerated.fits_operators = half_operators.fits_operators
     # products between kernels would only take time: some processors have no float16 arithmetic
     half_precision.largest_by_squaring = lambda a, *more, **named: torch.ones((), dtype=torch.float64)
-    torch.mm = lambda a, b, out: out
+    half_precision.product = split_products.product = lambda a, b: torch.empty((len(a), b.shape[1]))
+    torch.mm = lambda a, b, out=None: torch.zeros((len(a), b.shape[1])) if out is None else out
     with redirect_stdout(StringIO()) as text:
         if case in SOLVES:
             units, batch, dtype = case
             print(f"== {units} units, batch {batch}, {str(dtype).removeprefix('torch.')}")
             solver(units, batch, dtype)
+        elif case in WIDE:
+            print(f"== {'-'.join(map(str, case))}, batch 256, adversarial margin")
+            wide_step(*case)
         elif case in CONVOLUTIONS:
             print(f"== convolutions, {str(case[0]).removeprefix('torch.')}")
             convolutional_solver(*case)
@@ -197,7 +216,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many networks and solves at once")
     options = parser.parse_args()
     cases = [(*network, objective) for network in NETWORKS for objective in OBJECTIVES]
-    cases += [*SOLVES, *CONVOLUTIONS]
+    cases += [*SOLVES, *WIDE, *CONVOLUTIONS]
     count = failed = 0
     with ProcessPoolExecutor(options.jobs) as pool:
         for text, kernels, failures in pool.map(compile_case, cases, [options.capability] * len(cases)):

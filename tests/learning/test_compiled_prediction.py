@@ -10,6 +10,7 @@ from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts
 from lrrn.learning.objectives import Batch
 from lrrn.learning.steps.autograd import Autograd
+from lrrn.learning.steps.direct_prediction import DirectPrediction
 from lrrn.learning.steps.prediction import CompiledPrediction
 from lrrn.network import small_batch
 from lrrn.network.policy import SolvePolicy
@@ -23,6 +24,7 @@ def batch_of(net, n, policy):
     generator = torch.Generator().manual_seed(n)
     x = torch.rand((n, net.sizes[0]), generator=generator, dtype=net.W[0].dtype)
     label = torch.randint(0, net.sizes[-1], (n,), generator=generator)
+    x, label = x.to(net.W[0].device), label.to(net.W[0].device)
     return Batch(x, functional.one_hot(label, net.sizes[-1]).to(x), label, progress=0.5, policy=policy)
 
 
@@ -49,6 +51,19 @@ def test_losses_and_derivatives_are_those_of_autograd(name, n, objective):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(batch.activations, general.activations, rtol=0, atol=1e-9)
     assert counts.samples == n * (4 if getattr(objective, "adversarial_eps", 0) else 2)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=["margin", "adversarial", "cross-entropy", "squared error"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_derivatives_written_to_their_places_are_those_of_autograd(name, objective, device):
+    net, n = network(name).to(device), 7
+    weight = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).to(device)
+    policy = SolvePolicy(aim=1e-12)
+    expected_loss, expected, general = gradients(Autograd, net, objective, n, policy, weight)
+    loss, found, batch = gradients(DirectPrediction, net, objective, n, policy, weight)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(batch.activations, general.activations, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES[:2], ids=["margin", "adversarial"])

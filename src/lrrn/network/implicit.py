@@ -16,11 +16,11 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd.function import FunctionCtx
 
 from lrrn.energy import LiftedEnergy
+from lrrn.energy.adjoint import unit_adjoint
 from lrrn.energy.derivatives import slope_gradients
 from lrrn.network.policy import ADJOINT, FORWARD, SolvePolicy
 from lrrn.network.small_batch import SmallBatch, Structure, fit
 from lrrn.network.transforms import EnergyOf, refuse_mapped, transformable_minimiser, transforms_active
-from lrrn.qp import row_norms
 
 
 def minimiser(
@@ -139,33 +139,37 @@ class Asked(NamedTuple):
 
 
 def _general_backward(asked: Asked, energy: LiftedEnergy, v: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor | None, ...]:
-    # the adjoint is linear in v, so solve it for unit vectors: tol is then relative to the gradient itself
-    size = row_norms(v)[:, None].to(v.dtype)
-    unit = v / torch.where(size > 0, size, 1)
-    w = asked.policy.solve(energy.adjoint(z, unit), ADJOINT).z * size
+    adjoint, size = unit_adjoint(energy, z, v)
+    minus = asked.policy.solve(adjoint, ADJOINT).z * -size
     d_x = torch.zeros_like(x) if asked.needed[0] else None
     if d_x is not None and energy.n_free:
         # dloss/dx = a_0 (1 + beta_0) W_0^T w_1
-        first = w[:, : energy.sizes[1]]
-        d_x = energy.operators[0].adjoint(first).mul_(energy.discounts[0] * (1 + energy.beta[0]))
+        first = minus[:, : energy.sizes[1]]
+        d_x = energy.to_inputs(first).mul_(-energy.discounts[0] * (1 + energy.beta[0]))
     if not any(asked.needed[1:]):
         return d_x, *(None for _ in asked.needed[1:])
-    return d_x, *(slope.neg_() for slope in slope_gradients(energy, x, z, w).flat())
+    return d_x, *slope_gradients(energy, x, z, minus).flat()
+
+
+def through_output(energy: LiftedEnergy, d_y: Tensor, z: Tensor) -> Tensor:
+    """Return derivatives with respect to the stacked minimiser, from those with respect to the output."""
+    last = energy.operators[-1].adjoint(d_y) if energy.eliminated else d_y
+    if last.shape == z.shape:
+        return last
+    v = torch.zeros_like(z)
+    v[:, -last.shape[1] :] = last
+    return v
 
 
 def prediction_backward(asked: Asked, energy: LiftedEnergy, d_y: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor | None, ...]:
     """Compute what :func:`_general_backward` does, from derivatives with respect to the output."""
-    v = torch.zeros_like(z)
-    if not energy.eliminated:
-        v[:, -energy.sizes[-1] :] = d_y
-        return _general_backward(asked, energy, v, x, z)
-    width, last = energy.sizes[-2], energy.n_layers - 1
-    v[:, -width:] = energy.operators[-1].adjoint(d_y)
-    d_x, *derivatives = _general_backward(asked, energy, v, x, z)
-    # y = W_{L-1} z_{L-1} + b_{L-1}
-    derivatives[last] = energy.operators[-1].outer(d_y, z[:, -width:])
-    if energy.b[-1] is not None:
-        derivatives[2 * last + 1] = d_y.sum(0)
+    d_x, *derivatives = _general_backward(asked, energy, through_output(energy, d_y, z), x, z)
+    if energy.eliminated:
+        # y = W_{L-1} z_{L-1} + b_{L-1}
+        last = energy.n_layers - 1
+        derivatives[last] = energy.operators[-1].outer(d_y, z[:, -energy.sizes[-2] :])
+        if energy.b[-1] is not None:
+            derivatives[2 * last + 1] = d_y.sum(0)
     return d_x, *derivatives
 
 

@@ -6,6 +6,7 @@ The two compiled ones also take several steps in one call, updates included.
 ``compiled``             solves and derivatives of a signed sum of energies in one compiled call on the CPU
 ``triton``               the same, and losses of the prediction, in a few Triton kernels, inside a CUDA graph
 ``compiled prediction``  compiled solves and derivatives of a loss of the prediction on the CPU, large batches in parts
+``direct prediction``    losses of the prediction on a device, with any solver
 ``autograd``             any objective: energies have closed-form derivatives, predictions implicit ones; any solver and device
 =======================  ================================================================================================
 """
@@ -18,11 +19,12 @@ from lrrn.learning.settings import Settings
 from lrrn.learning.steps.autograd import Autograd
 from lrrn.learning.steps.base import GradientBackend, SeveralSteps
 from lrrn.learning.steps.compiled_cpu import CompiledCpu
+from lrrn.learning.steps.direct_prediction import DirectPrediction
 from lrrn.learning.steps.prediction import CompiledPrediction
 from lrrn.learning.steps.triton import TritonKernels
 from lrrn.network import LRRN
 
-BACKENDS: tuple[type[GradientBackend], ...] = (CompiledCpu, TritonKernels, CompiledPrediction, Autograd)
+BACKENDS: tuple[type[GradientBackend], ...] = (CompiledCpu, TritonKernels, CompiledPrediction, DirectPrediction, Autograd)
 
 
 def backends(net: LRRN, objective: Objective, settings: Settings, flat: FlatParameters, aim: float) -> list[GradientBackend]:
