@@ -11,7 +11,8 @@ import torch
 from lrrn.learning import clock as module
 from lrrn.learning import cuda_graph
 from lrrn.learning.clock import StepClock
-from lrrn.learning.cuda_graph import BURSTS, STREAMS, OwnStream, until_look
+from lrrn.learning.cuda_graph import BURSTS, EARLY, STREAMS, CapturedSteps, DeviceCounts, OwnStream, until_look
+from lrrn.qp import QPSolution
 
 
 @pytest.fixture(params=[False, True], ids=["torch", "kernel"])
@@ -46,6 +47,33 @@ def test_looks_become_rarer_and_graphs_fit_in_between():
     assert steps == sorted(steps) and steps[0] < steps[2] < steps[4] == steps[5]
     # an early look is as many steps as one graph has, a late one as many as several of the largest have
     assert steps[0] in BURSTS and all(count % BURSTS[0] == 0 for count in steps[2:]) and BURSTS[-1] == 1
+
+
+def test_early_steps_take_more_sweeps_than_are_enough():
+    steps = object.__new__(CapturedSteps)
+    steps._suffices = lambda sweeps: sweeps >= 20
+    for moment, sweeps in ((0, 24), (EARLY - 1, 24), (EARLY, 20)):
+        steps._moment = moment
+        steps._raise(0)
+        assert steps.sweeps == sweeps
+        # nor are they lowered early
+        steps.sweeps = 24
+        steps._climb(False, True)
+        assert steps.sweeps == sweeps
+    steps._suffices = lambda sweeps: False
+    steps._climb(True, False)
+    assert steps.exhausted
+
+
+def test_counts_are_samples_sweeps_and_what_missed(device):
+    residual = torch.tensor([0.0, 4e-5, 6e-5, 2e-4, float("nan")], dtype=torch.float64, device=device)
+    scale = torch.tensor([1.0, 1.0, 1.0, 8.0, 1.0], dtype=torch.float64, device=device)
+    spent, status = (torch.tensor(numbers, device=device) for numbers in ([7, 7, 7, 7, 7], [0, 0, 0, 1, 3]))
+    counts = DeviceCounts(1e-3, residual.device)
+    for _ in range(2):
+        counts(QPSolution(residual, residual, residual, spent, status, ()), scale, 1e-4, "free phase")
+    # the limit is half the tolerance: 6e-5 is above it, and so is what is not a number
+    assert counts.take() == (10, 70, 4, 4) and counts.take() == (0, 0, 0, 0)
 
 
 def test_streams_are_shared_only_when_there_is_no_other_and_then_evenly(monkeypatch):

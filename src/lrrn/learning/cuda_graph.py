@@ -20,17 +20,21 @@ from torch import Tensor
 from lrrn.learning.clock import StepClock
 from lrrn.network.policy import SolvePolicy
 from lrrn.qp import QPSolution
+from lrrn.runtime.devices import has_kernels
 
-LADDER = (16, 24, 32, 36, 40, 44, 48, 56, 64, 96, 128, 192, 256, 384)
+LADDER = (8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 384)
 """Possible numbers of sweeps per phase. If the largest does not suffice, training falls back to steps without graphs."""
-LOOKS = ((0, 8), (256, 64), (4096, 512))
+LOOKS = ((0, 1), (32, 4), (128, 8), (256, 64), (4096, 512))
 """Pairs of a step of training and the interval, in steps, at which counts are read from there on. Weights change fast at
 first."""
 EASE = 4
 """A smaller number of sweeps is tested once in this many intervals: the test costs as much as several steps of a graph."""
 BURSTS = (64, 8, 1)
 """Numbers of steps per graph, largest first. Larger graphs reduce launch overhead, above all where many networks train at
-once. Steps of large convolutions take milliseconds, and capturing 64 of them seconds: they do without the largest."""
+once. Steps of wide networks and of convolutions take a millisecond or more, and capturing 64 of them takes a good part of a
+second: they do without the largest."""
+EARLY = 256
+"""While there were fewer steps than this, one more entry of ``LADDER`` is taken than is enough: condition numbers grow fast."""
 SHORT = 2e-3
 """Share of samples with a residual above the aim from which on the number of sweeps is raised."""
 SAFETY = 0.5
@@ -87,9 +91,13 @@ class DeviceCounts:
 
     def __call__(self, solution: QPSolution, scale: Tensor, tol: float, what: str) -> None:
         """Count one solve."""
-        relative, spent = solution.residual / scale, solution.n_sweeps
-        limit = min(self.aim, SAFETY * tol)
-        self.table += torch.stack([torch.ones_like(spent), spent, solution.status != 0, ~(relative <= limit)]).sum(1)
+        residual, spent, status, limit = solution.residual, solution.n_sweeps, solution.status, min(self.aim, SAFETY * tol)
+        if has_kernels(self.table):
+            from lrrn.kernels.cuda.counts import count
+
+            count[(1,)](residual, scale, spent, status, self.table, len(scale), limit, BLOCK=1024, num_warps=4)
+            return
+        self.table += torch.stack([torch.ones_like(spent), spent, status != 0, ~(residual / scale <= limit)]).sum(1)
 
     def take(self) -> tuple[int, int, int, int]:
         """Return the counts since the last call; synchronises with the device."""
@@ -160,7 +168,7 @@ class CapturedSteps:
         """Take some steps; return the sum of losses, and the counts of samples, sweeps and missed solves."""
         with self._side_stream():
             if not self.sweeps:
-                self.sweeps = next((rung for rung in LADDER if self._suffices(rung)), LADDER[-1])
+                self._raise(0)
             left = steps
             while left and self._warm < WARM_UP:
                 self._step()
@@ -225,6 +233,11 @@ class CapturedSteps:
         """Raise the number of sweeps if there were too few; otherwise lower it, if it is time to test that it suffices."""
         at = LADDER.index(self.sweeps)
         if too_few:
-            self.sweeps = next((rung for rung in LADDER[at + 1 :] if self._suffices(rung)), LADDER[-1])
-        elif ease and at > 0 and self._suffices(LADDER[at - 1]):
+            self._raise(at + 1)
+        elif ease and at > 0 and self._moment >= EARLY and self._suffices(LADDER[at - 1]):
             self.sweeps = LADDER[at - 1]
+
+    def _raise(self, first: int) -> None:
+        """Set the number of sweeps to the first entry of the ladder, from ``first`` on, that suffices."""
+        at = next((at for at in range(first, len(LADDER)) if self._suffices(LADDER[at])), len(LADDER) - 1)
+        self.sweeps = LADDER[min(at + (self._moment < EARLY), len(LADDER) - 1)]

@@ -22,6 +22,7 @@ from lrrn.network import LRRN
 from lrrn.network.policy import Observer, SolvePolicy
 from lrrn.network.solution import ignore_failures
 from lrrn.qp import DEFAULT_TOL
+from lrrn.solvers.half_precision import ON_CHIP
 
 AIM = {torch.float64: 1e-8, torch.float32: 4e-6}
 """Relative residual to which solves continue while they make progress, unless ``tol`` is set. The two phases of contrastive
@@ -254,7 +255,7 @@ class Step:
             return cast(Tensor, self.gradients(data, rows, moment, total_steps, size, policy))
 
         policy, device = self.policy(ignore_failures), data.x.device
-        bursts = BURSTS if self._net.is_dense else BURSTS[1:]
+        bursts = BURSTS if self._net.is_dense and sum(self._net.sizes[1:-1]) <= ON_CHIP else BURSTS[1:]
         return CapturedSteps(policy, device, slopes, self.update, size, len(data) // size, self.aim, sweeps, bursts)
 
 
