@@ -18,6 +18,10 @@ from lrrn.kernels.cpu.arrays import integers, numbers, zeros
 from lrrn.kernels.cpu.compiled import kernel, summing
 from lrrn.kernels.cpu.vector_sweep import PANEL, multiply_panel, squared_residuals, sweep_panel
 
+RUNNING = 16.0
+"""Tolerance, in units in the last place, below which gradients and residuals are recomputed after the last sweep."""
+EPS_SINGLE, EPS_DOUBLE = 2.0**-23, 2.0**-52
+
 
 @kernel
 def fill_panels(panels: Any, at: int, below: Any, block: Any, above: Any) -> int:
@@ -65,16 +69,28 @@ def invert_diagonal(inverse_diagonal: Any, unit: int, block: Any) -> int:
 @kernel
 def _fill_lane(s: int, i: int, phase: PackedQP, z: Any, g: Any, zs: Any, gs: Any, los: Any, his: Any) -> None:
     """Load a sample into a lane; shared bounds have been loaded before."""
-    lo, hi, place = phase.lo, phase.hi, phase.place
+    lo, hi, place, lane = phase.lo, phase.hi, phase.place, np.uint64(s)
+    values, slopes = z[i], g[i]
     for j in range(place.shape[0]):
-        m = place[j]
-        zs[m, s] = z[i, j]
-        gs[m, s] = g[i, j]
+        m = np.uint64(place[j])  # not negative: no code for negative indices, which takes as long as the copy
+        zs[m, lane] = values[j]
+        gs[m, lane] = slopes[j]
     if lo.shape[0] > 1:
         for j in range(place.shape[0]):
             m = place[j]
             los[m, s] = lo[i, j]
             his[m, s] = hi[i, j]
+
+
+@kernel
+def _read_lane(s: int, i: int, phase: PackedQP, z: Any, g: Any, zs: Any, gs: Any) -> None:
+    """Write what is in a lane to a sample."""
+    place, lane = phase.place, np.uint64(s)
+    values, slopes = z[i], g[i]
+    for j in range(place.shape[0]):
+        m = np.uint64(place[j])
+        values[j] = zs[m, lane]
+        slopes[j] = gs[m, lane]
 
 
 @kernel
@@ -142,8 +158,7 @@ def descend(
 
     A correction that does not reduce the residual, or is not finite, is discarded.
     """
-    panels, layout, inverse_diagonal, place = phase.panels, phase.layout, phase.inverse_diagonal, phase.place
-    n, dim = z.shape
+    panels, layout, inverse_diagonal, n = phase.panels, phase.layout, phase.inverse_diagonal, z.shape[0]
     padded = inverse_diagonal.shape[0]
     zs = zeros(padded, lanes, panels)
     gs = zeros(padded, lanes, panels)
@@ -174,10 +189,7 @@ def descend(
                 continue
             used[i] = count[s]
             if unit is None:
-                for j in range(dim):
-                    m = place[j]
-                    z[i, j] = zs[m, s]
-                    g[i, j] = gs[m, s]
+                _read_lane(s, i, phase, z, g, zs, gs)
             elif residual[s] <= 1:
                 _add_correction(s, i, unit[i], phase, z, zs, los, his)
             if following < n:
@@ -267,14 +279,16 @@ def solve(
     q: Any,  # (n, dim)
     tol: float,
     max_sweeps: int,
-    exact: bool,  # whether to recompute gradients and residuals at the end
     z: Any,  # (n, dim), feasible; out: the solution
     g: Any,  # (n, dim): H z - q, in and out
     norms: Any,  # (n,) float64, out: norm of the KKT residual
     scale: Any,  # (n,) float64, out: max(1, |q|), what tol is relative to
     used: Any,  # (n,) int64, out: sweeps spent
 ) -> None:
-    """Solve a box-constrained QP, starting at ``z``."""
+    """Solve a box-constrained QP, starting at ``z``.
+
+    Updating the gradient in a few sweeps rounds about as much as computing it anew, which is done for small tolerances only.
+    """
     n = z.shape[0]
     threshold = numbers(n)
     for i in range(n):
@@ -282,7 +296,7 @@ def solve(
         # stop slightly below the threshold, so that the recomputed residual is below it too
         threshold[i] = (INSIDE * tol * scale[i]) ** 2
     descend(phase, LANES, threshold, max_sweeps, None, z, g, used)
-    if exact:
+    if tol < RUNNING * (EPS_SINGLE if z.itemsize == 4 else EPS_DOUBLE):
         residuals(phase, q, z, g, norms)
         return
     for i in range(n):
@@ -316,7 +330,7 @@ def solve_mixed(
     scale: Any,
     used: Any,
 ) -> None:
-    """Solve like :func:`solve`, in mixed precision; gradients and residuals are recomputed at the end.
+    """Solve like :func:`solve`, in mixed precision.
 
     The first sweeps compute a correction of ``z`` in float32, with twice as many numbers per vector.
     """
@@ -340,7 +354,7 @@ def solve_mixed(
             if not missing:
                 break
     if missing:
-        solve(phase, q, tol, max_sweeps, True, z, g, norms, scale, spent)
+        solve(phase, q, tol, max_sweeps, z, g, norms, scale, spent)
     else:
         for i in range(n):
             spent[i] = 0

@@ -112,6 +112,7 @@ def energy_steps(
     phase_clamped: PackedQP,
     sign_free: Any,
     sign_clamped: Any,
+    tol_free: float,
     tol: float,
     max_sweeps: int,
     from_zero: bool,  # whether zero is feasible
@@ -139,7 +140,7 @@ def energy_steps(
         prepare(net, eliminated, square, sign_free != 0, sign_clamped != 0, phase_free, phase_clamped)
         done = energy_step(
             net, eliminated, phase_free, phase_clamped, course.inputs, course.targets, rows, weight, sign_free, sign_clamped,
-            tol, max_sweeps, cold, z_free, z_clamped, sweeps, losses, slope,
+            tol_free, tol, max_sweeps, cold, z_free, z_clamped, sweeps, losses, slope,
         )  # fmt: skip
         totals[1] += sweeps[0]
         sweeps[0] = 0

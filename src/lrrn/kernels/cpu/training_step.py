@@ -24,10 +24,6 @@ from lrrn.kernels.cpu.energy import (
 )
 from lrrn.kernels.cpu.gemm import gemm
 
-RUNNING = 1000.0
-"""Tolerance, in units in the last place, below which residuals are recomputed."""
-EPS_SINGLE, EPS_DOUBLE = 2.0**-23, 2.0**-52
-
 
 @kernel
 def _clamp(net: Network, eliminated: bool, y: Any, q: Any, out: Any) -> None:
@@ -48,12 +44,12 @@ def _clamp(net: Network, eliminated: bool, y: Any, q: Any, out: Any) -> None:
 
 
 @summing
-def _value(q: Any, z: Any, g: Any, i: int) -> float:
-    """Return 1/2 z^T H z - q^T z of a row."""
+def _inner(a: Any, b: Any, i: int) -> float:
+    """Return the inner product of two rows."""
     total = 0.0
-    for j in range(z.shape[1]):
-        total += np.float64(z[i, j]) * (np.float64(g[i, j]) - np.float64(q[i, j]))
-    return 0.5 * total
+    for j in range(a.shape[1]):
+        total += np.float64(a[i, j]) * np.float64(b[i, j])
+    return total
 
 
 @kernel
@@ -63,15 +59,26 @@ def _solve_phase(
     """Solve one phase, starting at ``z``, and add ``sign`` times its value to the losses; return whether all converged."""
     n = z.shape[0]
     norms, scale, used = numbers(n), numbers(n), integers(n, 0)
-    # the error of a gradient after a few sweeps of updates is a few units in the last place
-    exact = tol < RUNNING * (EPS_SINGLE if z.itemsize == 4 else EPS_DOUBLE)
-    solve(phase, q, tol, max_sweeps, exact, z, g, norms, scale, used)
+    solve(phase, q, tol, max_sweeps, z, g, norms, scale, used)
     done = True
     for i in range(n):
         sweeps[0] += used[i]
         done = done and norms[i] <= ACCEPTED * tol * scale[i]
-        losses[i] += sign * _value(q, z, g, i)
+        losses[i] += sign * 0.5 * (_inner(z, g, i) - _inner(z, q, i))
     return done
+
+
+@kernel
+def _carry(phase: PackedQP, z: Any, g: Any, pull: Any, left: Any) -> None:
+    """Move what the free phase left of its gradient to the linear term of the clamped phase, and to ``left``."""
+    lo, hi = phase.lo[0], phase.hi[0]
+    for i in range(pull.shape[0]):
+        at, slope, term, residual = z[i], g[i], pull[i], left[i]
+        for j in range(pull.shape[1]):
+            held = (at[j] <= lo[j]) & (slope[j] > 0) | (at[j] >= hi[j]) & (slope[j] < 0)
+            residual[j] = 0 if held else slope[j]
+            term[j] += residual[j]
+            slope[j] -= residual[j]
 
 
 @kernel
@@ -189,6 +196,7 @@ def energy_step(
     weight: Any,  # (n,): the factor on each sample's loss
     sign_free: Any,  # factor on the free energy, 0 to omit that phase
     sign_clamped: Any,
+    tol_free: float,  # of the free phase
     tol: float,
     max_sweeps: int,
     cold: bool,  # whether z_free holds zeros
@@ -198,11 +206,16 @@ def energy_step(
     losses: Any,  # (n,), out: sign_clamped E(zhat) + sign_free E(z*)
     out: Any,  # (p,), out: derivatives of the sum of weight * losses
 ) -> bool:
-    """Return whether every solve converged; if not, only ``z_free``, ``z_clamped`` and ``sweeps`` are valid."""
+    """Return whether every solve converged; if not, only ``z_free``, ``z_clamped`` and ``sweeps`` are valid.
+
+    A free phase with residual r is the exact solution for the linear term q + r. In the difference of both phases, the clamped
+    one is solved for q + r too. Both errors are then nearly the same, H^-1 r, and cancel, so the free phase may stop early.
+    """
     n, n_layers, hidden = rows.shape[0], net.w_at.shape[0], z_clamped.shape[1]
     last = n_layers - 1
     n_free = last if eliminated else n_layers
-    free, clamped = sign_free != 0, sign_clamped != 0
+    free, clamped, common = sign_free != 0, sign_clamped != 0, sign_free + sign_clamped
+    balanced = free and clamped and common == 0
     x = gather(inputs, rows)
     y = gather(targets, rows if clamped else rows[:0])
     q = empty(n, z_free.shape[1], net.flat)
@@ -212,7 +225,7 @@ def energy_step(
     g, norms = empty(n, z_free.shape[1], net.flat), numbers(n)
     if free:
         begin(phase_free, q, cold, z_free, g, norms)
-        if not _solve_phase(phase_free, q, tol, max_sweeps, z_free, g, sweeps, sign_free, losses):
+        if not _solve_phase(phase_free, q, tol_free, max_sweeps, z_free, g, sweeps, sign_free, losses):
             return False
     if clamped:
         pull = empty(n, hidden, net.flat)
@@ -221,6 +234,9 @@ def energy_step(
             for i in range(n):
                 for j in range(hidden):
                     z_clamped[i, j] = z_free[i, j]
+        if balanced:
+            left = empty(n, hidden, net.flat)
+            _carry(phase_free, z_free, g, pull, left)
         if free and eliminated:
             _clamp_gradient(net, y, z_clamped, g)
         else:
@@ -228,8 +244,10 @@ def energy_step(
             begin(phase_clamped, pull, cold and not free, z_clamped, g, norms)
         if not _solve_phase(phase_clamped, pull, tol, max_sweeps, z_clamped, g, sweeps, sign_clamped, losses):
             return False
+        if balanced:
+            for i in range(n):
+                losses[i] += sign_clamped * _inner(z_clamped, left, i)
     # energies at zero activations: the constants that the QPs omit
-    common = sign_free + sign_clamped
     for k in range(n_layers):
         below = x if k == 0 else zeros(n, net.sizes[k], net.flat)
         zero = zeros(n, net.sizes[k + 1], net.flat)
@@ -240,7 +258,6 @@ def energy_step(
         if k == last and free and not eliminated:
             _add_constant(net, k, below, zero, sign_free, losses)
     # derivatives at fixed activations
-    balanced = free and clamped and common == 0
     clear(out, net.w_at[0], net.sizes[0] * net.sizes[1] if balanced else 0)
     if balanced:
         _add_differences(net, eliminated, x, y, z_free, z_clamped, weight, sign_clamped, out)

@@ -15,9 +15,9 @@ from lrrn.learning.settings import Settings
 from lrrn.network import LRRN
 from lrrn.network.policy import SolvePolicy
 
-PART_ROWS, MOST_PARTS = 48, 8
-"""Minimum rows per part of a batch, and maximum number of parts. They do not depend on the number of threads, so that sums do
-not either."""
+PART_ROWS, PART_WORK, MOST_PARTS = 48, 2**20, 8
+"""Minimum rows per part of a batch, minimum multiply-adds per sweep over them, and maximum number of parts. They do not depend
+on the number of threads, so that sums do not either."""
 
 
 class GradientBackend(Protocol):
@@ -97,10 +97,14 @@ def shares(like: Tensor, weight: Tensor | None, here: int, n: int) -> Tensor:
     return like.new_full((here,), 1 / n) if weight is None else weight / n
 
 
-def parts_of(n: int) -> int:
-    """Return the number of parts of a batch of ``n`` rows: a power of two, which most thread counts divide evenly."""
+def parts_of(n: int, work: int) -> int:
+    """Return the number of parts of a batch of ``n`` rows, each with ``work`` multiply-adds per sweep.
+
+    It is a power of two, which most thread counts divide evenly. Several steps on batches of one part are a single compiled
+    call: with little work, a second thread saves less time than that.
+    """
     parts = 1
-    while 2 * parts <= MOST_PARTS and n >= 2 * parts * PART_ROWS:
+    while 2 * parts <= MOST_PARTS and n >= 2 * parts * PART_ROWS and n * work >= 2 * parts * PART_WORK:
         parts *= 2
     return parts
 

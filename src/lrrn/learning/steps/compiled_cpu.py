@@ -19,18 +19,28 @@ from lrrn.learning.steps.base import MOST_PARTS, course_samples, edges_of, parts
 from lrrn.network import LRRN
 from lrrn.network.policy import Observer, SolvePolicy
 from lrrn.network.small_batch import CACHED, gram, structure_of
+from lrrn.qp import DEFAULT_TOL
 from lrrn.runtime.threads import side_by_side
 from lrrn.solvers.coordinate_descent import panel_plan
 
 SWEEPS = 32
 """Maximum sweeps per phase. A batch that needs more is passed to the next backend, which can use Newton's method."""
 
+CARRIED = 25.0
+"""Largest tolerance of the free phase, in units of that of the clamped phase, when only their difference counts."""
+
+
+def free_tolerance(aim: float, dtype: torch.dtype) -> float:
+    """Return the tolerance of the free phase in a contrastive step: at most that of a prediction, unless ``aim`` is larger."""
+    return max(aim, min(CARRIED * aim, DEFAULT_TOL[dtype]))
+
 
 @final
 class CompiledCpu:
     """Loss and derivatives of a signed sum of the free and the clamped energy.
 
-    It computes the same as :class:`Autograd`, for objectives with ``signs``. A batch with a slowly converging solve is
+    It computes the same as :class:`Autograd`, for objectives with ``signs``. The free phase of a contrastive step may stop at
+    25 times the tolerance, since its residual is carried over to the clamped phase. A batch with a slowly converging solve is
     passed to the next backend: one with a relative residual above three times the target ``aim``.
     """
 
@@ -42,7 +52,8 @@ class CompiledCpu:
         signs = cast(EnergyObjective, objective).signs
         assert signs is not None
         dtype = flat.vector.numpy().dtype
-        self._dtype, self._tol, self._gradient = dtype, aim, flat.gradient.numpy()
+        self._dtype, self._gradient = dtype, flat.gradient.numpy()
+        self._tols = (free_tolerance(aim, flat.vector.dtype) if sum(signs) == 0 else aim, aim)
         self._shares: tuple[int, int, Tensor] | None = None
         self._signs = tuple(dtype.type(sign) for sign in signs)
         free, clamped = (bool(sign) for sign in signs)
@@ -58,6 +69,7 @@ class CompiledCpu:
             layout, place, units, length = panel_plan(sizes)
             bounds = (bound[:, : sum(sizes)].contiguous().numpy() for bound in (self._lo, self._hi))
             phases.append(PackedQP(np.zeros(length, dtype), layout, np.zeros(units, dtype), place, *bounds))
+        self._work = len(phases[0].panels)
         if free:
             # the clamped phase warm-starts from the free phase and differs at the output, so sweeps go from last to first layer
             phases[1] = phases[1]._replace(layout=phases[1].layout[::-1].copy())
@@ -114,7 +126,7 @@ class CompiledCpu:
         data = x.numpy(), target.numpy()
         pick = np.arange(n) if rows is None else rows.numpy()
         arrays = (pick, weight.numpy(), start, clamped, np.empty(n, self._dtype))
-        parts = parts_of(n)
+        parts = parts_of(n, self._work)
         sweeps, converged = np.zeros((parts, 1), np.int64), [False] * parts
         if parts == 1:
             self._prepare()
@@ -149,7 +161,7 @@ class CompiledCpu:
 
     def takes_several(self, size: int, policy: SolvePolicy) -> bool:
         """Whether batches are too small to be split, and W_0 is small."""
-        return parts_of(size) == 1 and self._first.nbytes <= CACHED
+        return parts_of(size, self._work) == 1 and self._first.nbytes <= CACHED
 
     def several(self, course: Course, progress: np.ndarray, rule: Rule, policy: SolvePolicy, totals: np.ndarray) -> int:
         """Take steps in one compiled call, except without the targets it needs."""
@@ -159,7 +171,7 @@ class CompiledCpu:
             return 0
         network, eliminated, *phases = self._fixed
         taken = energy_steps(
-            network, eliminated, self._first.numpy(), self._gram.numpy(), *phases, *self._signs, self._tol, SWEEPS,
+            network, eliminated, self._first.numpy(), self._gram.numpy(), *phases, *self._signs, *self._tols, SWEEPS,
             self._zero_is_feasible, course, rule, self._gradient, totals,
         )  # fmt: skip
         self._count(policy.observer, self._phases * course_samples(course, taken), int(totals[1]))
@@ -190,5 +202,5 @@ class CompiledCpu:
 
         rows, weight, start, clamped, losses = arrays
         return energy_step(
-            *self._fixed, *data, rows, weight, *self._signs, self._tol, SWEEPS, cold, start, clamped, sweeps, losses, gradient
+            *self._fixed, *data, rows, weight, *self._signs, *self._tols, SWEEPS, cold, start, clamped, sweeps, losses, gradient
         )

@@ -17,7 +17,7 @@ from lrrn.learning.settings import Settings
 from lrrn.learning.steps.base import course_samples, edges_of, parts_of, shares
 from lrrn.network import LRRN
 from lrrn.network.policy import SolvePolicy
-from lrrn.network.small_batch import CACHED, SWEEPS, Structure, fit, gram
+from lrrn.network.small_batch import CACHED, SWEEPS, Structure, fit, gram, structure_of
 from lrrn.runtime.threads import side_by_side
 
 
@@ -52,7 +52,8 @@ class CompiledPrediction:
         structure = self._structure(batch.policy, batch.x)
         if structure is None:
             # larger parts than those of an energy loss: each packs a Hessian
-            parts = max(2, parts_of(here // 2))
+            work = structure_of(self._net.energy_now()).plan[3]
+            parts = max(2, parts_of(here // 2, work))
             structure = self._structure(batch.policy, batch.x[: -(-here // parts)])
         if structure is None or batch.target is None or batch.x.dtype != self._flat.vector.dtype:
             return None
