@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from lrrn.learning import (
     Trainer,
 )
 from lrrn.learning.objectives import EnergyObjective, total, total_gradients
+from lrrn.network.policy import SolvePolicy
 from lrrn.solvers import solve
 from oracles import random_input, random_network
 
@@ -172,6 +174,28 @@ def test_adversarial_moves_grow_with_progress_and_stay_where_the_loss_is_flat():
     with torch.no_grad():
         net.W[0].zero_()
     torch.testing.assert_close(Margin(0.7, 0.4, 0.3)(net, batch), Margin(0.7, 0.4)(net, batch), rtol=0, atol=0)
+
+
+def test_attacks_stop_their_adjoint_early_and_keep_their_direction():
+    """Against the direction by solves to 1e-12; the adjoint alone is less exact, and the gradient of the loss is not."""
+    net, seen = random_network((60, 300, 5), scale=3.0, beta=(1.0, 0.0)), []
+    objective, given = Margin(0.7, 0.4, 0.3), make_batch(net)
+
+    def attacked(policy):
+        batch = replace(given, policy=policy)
+        parameters = [p.detach() for p in net.energy_parameters(batch.x.dtype)]
+        return objective._attacked(net, parameters, net.energy_of(parameters), batch).x - given.x
+
+    exact = attacked(SolvePolicy(tol=1e-12))
+    quick = attacked(SolvePolicy(tol=1e-3, observer=lambda *of: seen.append((of[3], of[2]))))
+    assert (functional.cosine_similarity(quick, exact) > 0.99).all()
+    assert seen == [("forward pass", 1e-3), ("adjoint", 0.03)]
+    seen.clear()
+    policy = SolvePolicy(tol=1e-3, observer=lambda *of: seen.append(of[2]))
+    objective(net, replace(given, policy=policy)).sum().backward()
+    assert seen == [1e-3, 0.03, 1e-3, 1e-3]
+    assert SolvePolicy(tol=1e-12).for_direction().adjoint_tolerances(torch.float64).must == pytest.approx(3e-11)
+    assert SolvePolicy(fixed_sweeps=9).for_direction() == SolvePolicy(fixed_sweeps=9)
 
 
 def test_adversaries_move_inputs_that_are_far_on_the_right_side():

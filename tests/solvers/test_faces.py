@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lrrn import LRRN
 from lrrn.linalg.blocks import BlockTridiagonal
 from lrrn.qp import DEFAULT_TOL, BoxQP, Status
 from lrrn.solvers import conjugate_gradients, coordinate_descent, solve
@@ -108,3 +109,21 @@ def test_samples_that_are_not_finite_leave_the_others_alone(forced):
     others = [0, 1, 3, 4, 5]
     assert found.converged[others].all()
     assert torch.allclose(found.z[others], alone.z[others], atol=1e-6)
+
+
+@pytest.mark.parametrize("beta", [(1.0, 0.0), (0.3, 0.0)], ids=str)
+def test_products_by_the_factor_are_those_of_the_block(beta):
+    net = LRRN((20, 50, 3), beta=beta, gamma=0.5, dtype=torch.float32, generator=torch.Generator().manual_seed(0))
+    h, z = net.energy_snapshot(torch.float32).free_hessian, torch.randn(7, 50, generator=torch.Generator().manual_seed(1))
+    assert h.factor is not None
+    assert h.factor.saves_time
+    torch.testing.assert_close(h.matmul(z), (z.double() @ h.diag[0].double()).float(), rtol=1e-5, atol=1e-5)
+
+
+def test_only_products_of_wide_layers_in_float32_use_the_factor():
+    """Proofs bound the rounding of products with the block, in float64."""
+    for sizes, dtype in (((20, 50, 3), torch.float64), ((30, 50, 3), torch.float32), ((20, 50, 50, 3), torch.float32)):
+        net = LRRN(sizes, dtype=dtype, generator=torch.Generator().manual_seed(0))
+        energy = net.energy_snapshot(dtype)
+        hessians = energy.free_hessian, energy.clamped_hessian
+        assert not any(h.factor is not None and h.factor.saves_time for h in hessians)

@@ -19,7 +19,7 @@ from torch import Tensor
 from lrrn.energy.constraints import Interval, bounds
 from lrrn.energy.rounding import Rounding
 from lrrn.linalg import split_products
-from lrrn.linalg.blocks import BlockTridiagonal, shifted_gram, symmetrised
+from lrrn.linalg.blocks import BlockTridiagonal, Factor, shifted_gram, symmetrised
 from lrrn.linalg.layer_shape import LayerShape
 from lrrn.linalg.operator_hessian import Hessian, hessian_of
 from lrrn.linalg.operators import Dense, Operator
@@ -330,7 +330,7 @@ class LiftedEnergy:
             return hessian_of(operators, self.discounts, self.beta, m, closed)
         diag = [self._own_block(k) if k + 1 == m and not closed else self._pressed_block(k) for k in range(m)]
         a, beta = self.discounts[0], self.beta[0]
-        factor = (a, a * beta, self.weights[0].detach()) if m == 1 and not closed else None
+        factor = Factor(a, a * beta, self.weights[0].detach()) if m == 1 and not closed else None
         return BlockTridiagonal(tuple(diag), tuple(self._coupling(k + 1) for k in range(m - 1)), factor)
 
     @lazy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -20,6 +20,9 @@ FORWARD, ADJOINT = "forward pass", "adjoint"
 """Names of the phases that the differentiable passes solve."""
 AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
 """Target relative residual of the differentiable passes while they make progress, if ``tol`` is not set."""
+SLACK, DIRECTION = 30.0, 0.03
+"""Factor on the tolerances of adjoints of which only the direction counts, and the largest tolerance of these: with it, the
+direction has a cosine above 0.999 with the exact one."""
 
 
 @final
@@ -57,6 +60,8 @@ class SolvePolicy:
         require.
     observer : callable
         Called after every solve; by default it warns of samples that did not converge.
+    of_direction : bool
+        Whether only the direction of derivatives counts, as in an attack.
     """
 
     solver: str = "auto"
@@ -65,6 +70,7 @@ class SolvePolicy:
     max_sweeps: int = 1000
     fixed_sweeps: int | None = None
     observer: Observer = warn_if_not_converged
+    of_direction: bool = False
 
     def tolerances(self, dtype: torch.dtype) -> Tolerances:
         """Return the tolerance that every sample must reach and the tighter target for a dtype."""
@@ -72,9 +78,20 @@ class SolvePolicy:
         aim = self.aim if self.aim is not None else AIM[dtype] if self.tol is None else self.tol
         return Tolerances(tol, min(aim, tol))
 
+    def for_direction(self) -> SolvePolicy:
+        """Return a policy for derivatives of which only the direction counts: their adjoint may be solved less exactly."""
+        return self if self.fixed_sweeps is not None else replace(self, of_direction=True)
+
+    def adjoint_tolerances(self, dtype: torch.dtype) -> Tolerances:
+        """Return the tolerances of the adjoint."""
+        goal = self.tolerances(dtype)
+        if not self.of_direction:
+            return goal
+        return Tolerances(*(max(given, min(SLACK * given, DIRECTION)) for given in (goal.must, goal.aim)))
+
     def solve(self, qp: BoxQP, phase: str, start: Tensor | None = None) -> QPSolution:
         """Solve a phase (free, clamped, nudged or adjoint), with an optional warm start, and notify the observer."""
-        goal = self.tolerances(qp.q.dtype)
+        goal = self.adjoint_tolerances(qp.q.dtype) if phase == ADJOINT else self.tolerances(qp.q.dtype)
         if self.fixed_sweeps is not None:
             solved = solve_fixed(qp, self.fixed_sweeps, tol=goal.must, aim=goal.aim, start=start)
         else:

@@ -135,7 +135,8 @@ class OnFaces(Stepper):
 @once_per_hessian
 def _in_single(h: BlockTridiagonal) -> BlockTridiagonal:
     # an object of its own, since a result must not refer to its owner
-    return BlockTridiagonal(tuple(block.float() for block in h.diag), tuple(block.float() for block in h.sub))
+    factor = h.factor if h.dtype == torch.float32 else None
+    return BlockTridiagonal(tuple(block.float() for block in h.diag), tuple(block.float() for block in h.sub), factor)
 
 
 def _preconditioner(h: Hessian) -> Tensor:

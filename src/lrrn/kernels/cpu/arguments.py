@@ -63,3 +63,5 @@ class Loss(NamedTuple):
     margin: Any  # (steps,) float64
     temperature: Any
     size: Any  # of the adversarial perturbation of the inputs
+    tol: float  # of the adjoint that finds its direction
+    limit: float  # largest accepted relative residual there

@@ -105,6 +105,7 @@ def prediction_step(
     # one place for each pass, which are long to compile: first at the inputs, to attack them, then at the attacked inputs
     for last in range(0 if attacks else 1, 2):
         attacking, again = last == 0, attacks and last == 1
+        aim, most = (loss.tol, loss.limit) if attacking else (tol, limit)
         done = forward(
             net, layers, phase, single, square, x, tol, limit, max_sweeps, again, cold and not again, there, output,
             g, norms, scale, used,
@@ -116,7 +117,7 @@ def prediction_step(
         _loss(loss, at, attacking, output, y, ones if attacking else weight, losses, slope)
         w, d_x = zeros(n, dim, flat), empty(n if attacking else 0, x.shape[1], flat)
         done = backward(
-            net, layers, phase, single, x, tol, limit, max_sweeps, there, slope, True, g, norms, scale, used, w, d_x,
+            net, layers, phase, single, x, aim, most, max_sweeps, there, slope, True, g, norms, scale, used, w, d_x,
             nothing if attacking else out,
         )  # fmt: skip
         for i in range(n):

@@ -65,7 +65,7 @@ class CompiledPrediction:
         cold = batch.start is None and structure.from_zero
         if not cold:
             torch.clamp(z if batch.start is None else batch.start.to(z.dtype), structure.lo, structure.hi, out=z)
-        goal, loss = batch.policy.tolerances(z.dtype), self._loss(np.array([float(batch.progress)]))
+        goal, loss = batch.policy.tolerances(z.dtype), self._loss(np.array([float(batch.progress)]), batch.policy)
         data = batch.x.contiguous().numpy(), batch.target.contiguous().numpy()
         arrays = np.arange(here), share, z.numpy(), np.empty(here)
         sweeps, done, edges = np.zeros((parts, 1), np.int64), [False] * parts, edges_of(here, parts)
@@ -109,7 +109,7 @@ class CompiledPrediction:
 
         goal = policy.tolerances(self._first.dtype)
         taken = prediction_steps(
-            *self._fixed, self._first.numpy(), self._loss(progress), goal.aim, goal.limit, SWEEPS, structure.from_zero,
+            *self._fixed, self._first.numpy(), self._loss(progress, policy), goal.aim, goal.limit, SWEEPS, structure.from_zero,
             course, rule, self._flat.gradient.numpy(), totals,
         )  # fmt: skip
         self._count(policy, self._solves * course_samples(course, taken), int(totals[1]))
@@ -131,13 +131,14 @@ class CompiledPrediction:
             )  # fmt: skip
         return structure
 
-    def _loss(self, progress: np.ndarray) -> Loss:
+    def _loss(self, progress: np.ndarray, policy: SolvePolicy) -> Loss:
         """Return the arguments that describe the loss, for steps at some shares of training."""
         objective, ones = self._objective, np.ones(len(progress))
+        attack = policy.for_direction().adjoint_tolerances(self._first.dtype)
         if isinstance(objective, Margin):
             numbers = (objective.margin, objective.temperature, objective.adversarial_eps)
-            return Loss(False, *(at_progress(number, progress) * ones for number in numbers))
-        return Loss(isinstance(objective, SquaredError), 0 * ones, ones, 0 * ones)
+            return Loss(False, *(at_progress(number, progress) * ones for number in numbers), attack.aim, attack.limit)
+        return Loss(isinstance(objective, SquaredError), 0 * ones, ones, 0 * ones, attack.aim, attack.limit)
 
     @staticmethod
     def _count(policy: SolvePolicy, samples: int, sweeps: int) -> None:
