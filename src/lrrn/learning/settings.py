@@ -58,7 +58,9 @@ class Settings:
         Upper bound on the estimated condition number of H: hidden weights are scaled down after a step that exceeds it. Solves
         take a number of iterations that grows with its square root.
     tol : float, optional
-        Tolerance of the solves. By default that of the dtype; solves continue to a much tighter one while that is cheap.
+        Tolerance of the solves. By default that of the dtype; solves continue to a much tighter one while that is cheap. Solves
+        whose error hardly changes the result may stop earlier: the free phase of a contrastive step, at up to 25 times the
+        tolerance, since its residual is carried over to the clamped phase, and the adjoint of an attack.
     max_sweeps : int, default=1000
     shifts : int, default=0
         Data augmentation for images, square ones unless the network has a shape: random shifts by up to this many pixels in

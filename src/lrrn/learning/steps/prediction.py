@@ -52,8 +52,7 @@ class CompiledPrediction:
         structure = self._structure(batch.policy, batch.x)
         if structure is None:
             # larger parts than those of an energy loss: each packs a Hessian
-            work = structure_of(self._net.energy_now()).plan[3]
-            parts = max(2, parts_of(here // 2, work))
+            parts = max(2, parts_of(here // 2, structure_of(self._net.energy_now()).plan[3]))
             structure = self._structure(batch.policy, batch.x[: -(-here // parts)])
         if structure is None or batch.target is None or batch.x.dtype != self._flat.vector.dtype:
             return None
@@ -137,7 +136,8 @@ class CompiledPrediction:
         attack = policy.for_direction().adjoint_tolerances(self._first.dtype)
         if isinstance(objective, Margin):
             numbers = (objective.margin, objective.temperature, objective.adversarial_eps)
-            return Loss(False, *(at_progress(number, progress) * ones for number in numbers), attack.aim, attack.limit)
+            margin, temperature, size = (at_progress(number, progress) * ones for number in numbers)
+            return Loss(False, margin, temperature, size, attack.aim, attack.limit)
         return Loss(isinstance(objective, SquaredError), 0 * ones, ones, 0 * ones, attack.aim, attack.limit)
 
     @staticmethod
