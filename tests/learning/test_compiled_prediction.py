@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lrrn import LRRNClassifier
+from lrrn import LRRN, LRRNClassifier
 from lrrn.learning import CrossEntropy, Margin, SquaredError
 from lrrn.learning.flat import FlatParameters
 from lrrn.learning.monitor import SolveCounts
@@ -106,6 +106,13 @@ def test_only_small_batches_on_one_thread_with_targets_are_taken():
             setattr(batch, name, value)
         with flat.attached(), one_thread():
             assert CompiledPrediction(net, CrossEntropy(), flat, 1e-6).gradients(batch, None, n, None) is None
+
+
+def test_a_network_without_unknowns_is_left_to_autograd():
+    net = LRRN((4, 2), beta=(0.0,), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    flat, batch = FlatParameters(net), batch_of(net, 5, SolvePolicy(observer=SolveCounts()))
+    with flat.attached(), one_thread():
+        assert CompiledPrediction(net, CrossEntropy(), flat, 1e-6).gradients(batch, None, 5, None) is None
 
 
 @pytest.mark.parametrize("objective", ["margin", "cross_entropy", "squared_error"])

@@ -52,7 +52,8 @@ class CompiledPrediction:
         structure = self._structure(batch.policy, batch.x)
         if structure is None:
             # larger parts than those of an energy loss: each packs a Hessian
-            parts = max(2, parts_of(here // 2, structure_of(self._net.energy_now()).plan[3]))
+            energy = self._net.energy_now()
+            parts = max(2, parts_of(here // 2, structure_of(energy).plan[3] if energy.n_free else 0))
             structure = self._structure(batch.policy, batch.x[: -(-here // parts)])
         if structure is None or batch.target is None or batch.x.dtype != self._flat.vector.dtype:
             return None
