@@ -21,8 +21,7 @@ FORWARD, ADJOINT = "forward pass", "adjoint"
 AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
 """Target relative residual of the differentiable passes while they make progress, if ``tol`` is not set."""
 SLACK, DIRECTION = 30.0, 0.03
-"""Factor on the tolerances of adjoints of which only the direction counts, and the largest tolerance of these: with it, the
-direction has a cosine above 0.999 with the exact one."""
+"""Factor on the tolerances of adjoints of which only the direction counts, and the largest tolerance of these."""
 
 
 @final
