@@ -29,6 +29,7 @@ PAIR = torch.tensor([0]), torch.tensor([1])
 def thorough(monkeypatch):
     """Branch on everything."""
     monkeypatch.setattr(branching, "NEAR", 1e3)
+    monkeypatch.setattr(branching, "FEW", 2048)
 
 
 def problems(seed, depth, kinds):
@@ -105,7 +106,7 @@ def test_the_number_of_branches_is_limited_and_more_of_them_prove_no_less(monkey
     for sample, lead, exact in found:
         squares = []
         for leaves in (1, 3, 7, 15):
-            monkeypatch.setattr(branching, "LEAVES", leaves)
+            monkeypatch.setattr(branching, "FEW", leaves)
             counts.clear()
             squares.append(float(Branching(form, INF).proven(sample, *PAIR, lead, min(2 * exact**2, 100.0))))
             assert sum(counts) <= max(leaves, 1)

@@ -17,8 +17,8 @@ from torch import Tensor
 from lrrn.certificates.complementarity import Faces, Sample
 from lrrn.certificates.matrix_free import MatrixFreeForm
 
-LEAVES = 2048
-"""Largest number of branches of a sample and a pair of outputs."""
+LEAVES, FEW = 2048, 32
+"""Largest number of branches of a sample and a pair of outputs, with and without a target."""
 NEAR = 1.06
 """Branches are tried for a target up to this multiple of the radius without them; without a target, for that multiple."""
 
@@ -51,12 +51,12 @@ class Branching:
         goal = torch.as_tensor(goal, dtype=lead.dtype, device=lead.device).expand_as(lead)
         c, c_error = self.form.slopes(label, rival)
         root, unit = self._bounds(sample, c, c_error, lead, goal, _no_path(lead))
-        near = root * NEAR**2
+        near, leaves = root * NEAR**2, LEAVES if self.has_target else FEW
         sought = torch.where(goal <= near, goal, 0.0) if self.has_target else torch.minimum(goal, near)
         # the smallest bound of the leaves that reach what is sought, and of all leaves
         closed, found = torch.full_like(root, math.inf), root.clone()
         tried = torch.ones_like(root)
-        rows = ((root < sought) & (unit >= 0) & (tried + 2 <= LEAVES)).nonzero().squeeze(1)
+        rows = ((root < sought) & (unit >= 0) & (tried + 2 <= leaves)).nonzero().squeeze(1)
         bound, path = root[rows], unit[rows, None]
         state = torch.zeros_like(path, dtype=torch.bool)
         while len(rows):
@@ -74,7 +74,7 @@ class Branching:
             touched = torch.zeros_like(root, dtype=torch.bool).index_fill_(0, rows, True)
             found = torch.where(touched, torch.maximum(found, torch.minimum(closed, open_)), found)
             stuck = torch.zeros_like(touched).index_fill_(0, rows[still & (unit < 0)], True)
-            going = still & ~stuck[rows] & (tried + 2 * split <= LEAVES)[rows]
+            going = still & ~stuck[rows] & (tried + 2 * split <= leaves)[rows]
             rows, bound = rows[going], bound[going]
             path = torch.cat([path[going], unit[going, None]], 1)
             state = torch.cat([state[going], torch.zeros_like(state[going, :1])], 1)
