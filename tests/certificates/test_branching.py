@@ -111,6 +111,7 @@ def test_the_number_of_branches_is_limited_and_more_of_them_prove_no_less(monkey
             squares.append(float(Branching(form, INF).proven(sample, *PAIR, lead, min(2 * exact**2, 100.0))))
             assert sum(counts) <= max(leaves, 1)
         assert squares == sorted(squares)
+        assert squares[-1] <= exact**2 * (1 + 1e-9)
 
 
 def test_a_target_out_of_reach_is_not_sought():
