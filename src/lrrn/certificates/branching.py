@@ -53,7 +53,7 @@ class Branching:
         root, unit = self._bounds(sample, c, c_error, lead, goal, _no_path(lead))
         near, leaves = root * NEAR**2, LEAVES if self.has_target else FEW
         sought = torch.where(goal <= near, goal, 0.0) if self.has_target else torch.minimum(goal, near)
-        # the smallest bound of the leaves that reach what is sought, and of all leaves
+        # the smallest bound of the leaves that have reached what is sought, and the largest that all leaves of a round had
         closed, found = torch.full_like(root, math.inf), root.clone()
         tried = torch.ones_like(root)
         rows = ((root < sought) & (unit >= 0) & (tried + 2 <= leaves)).nonzero().squeeze(1)
