@@ -106,9 +106,8 @@ def test_the_number_of_branches_is_limited_and_more_of_them_prove_no_less(monkey
     for sample, lead, exact in found:
         squares = []
         for leaves in (1, 3, 7, 15):
-            monkeypatch.setattr(branching, "FEW", leaves)
             counts.clear()
-            squares.append(float(Branching(form, INF).proven(sample, *PAIR, lead, min(2 * exact**2, 100.0))))
+            squares.append(float(Branching(form, INF, leaves).proven(sample, *PAIR, lead, min(2 * exact**2, 100.0))))
             assert sum(counts) <= max(leaves, 1)
         assert squares == sorted(squares)
         assert squares[-1] <= exact**2 * (1 + 1e-9)
@@ -138,6 +137,33 @@ def test_branched_radii_are_no_smaller_and_no_attack_is_inside(monkeypatch, prod
     target = float(shared.radius.median()) * 1.02
     aimed = lrrn.certify(net, x, "branched", target_radius=target).radius
     assert (aimed >= torch.minimum(branched.radius, torch.tensor(target)) * 0.999).all()
+
+
+def test_the_number_of_branches_is_an_option_of_the_certificate(monkeypatch, thorough):
+    monkeypatch.setattr(matrix_free, "WIDE", 0)
+    net, x = random_network((6, 8, 4), seed=3), random_input(8, 6, seed=4)
+    one, many, usual = (lrrn.certify(net, x, "branched", branches=n).radius for n in (1, 2048, None))
+    # one branch is the whole problem
+    assert torch.allclose(one, lrrn.certify(net, x, "shared").radius, rtol=1e-6)
+    assert (many >= one * (1 - 1e-9)).all() and (many > one * 1.001).any() and torch.equal(many, usual)
+    with pytest.raises(ValueError, match="branches must be at least 1; got 0"):
+        lrrn.certify(net, x, "branched", branches=0)
+
+
+def test_memory_is_bounded_whatever_the_number_of_branches(monkeypatch, thorough):
+    form, found = problems(3, 1, KINDS[:1])
+    monkeypatch.setattr(MatrixFreeForm, "rows", 2)
+    sizes, plain = [], MatrixFreeForm.lower_bound
+
+    def counted(self, sample, *rest):
+        sizes.append(len(sample.low))
+        return plain(self, sample, *rest)
+
+    sample, lead, exact = found[0]
+    whole = float(Branching(form, INF).proven(sample, *PAIR, lead, min(2 * exact**2, 100.0)))
+    monkeypatch.setattr(MatrixFreeForm, "lower_bound", counted)
+    assert float(Branching(form, INF).proven(sample, *PAIR, lead, min(2 * exact**2, 100.0))) == pytest.approx(whole, rel=1e-9)
+    assert max(sizes) == 2 and len(sizes) > 2
 
 
 def test_samples_do_not_depend_on_their_batch(monkeypatch, thorough):

@@ -160,6 +160,61 @@ def test_multiplier_bounds_are_a_stage_of_their_own(root, tmp_path):
     assert finished(row, tmp_path, more) and "multiplier" in figures(tmp_path)["radii"]
 
 
+def test_branches_raise_radii_that_are_near_a_size(root, tmp_path, monkeypatch):
+    row, first = Row("paper_a", "mnist", extent=TINY), ("train", "certify", "shared", ATTACK)
+    execute(row, tmp_path, root, "cpu", False, replace(LITTLE, stages=first, images=20))
+    (radius, _), (right, _) = kept(tmp_path, "radii-shared"), kept(tmp_path, stages.RIGHT)
+    # a size that one image misses by 3 %, and one that none is near
+    size = float(radius[right & (radius > 0)][0]) * 1.03
+    monkeypatch.setattr(stages, "sizes_of", lambda data: {"0.5": size, "1": 1e3})
+    monkeypatch.setattr(stages, "compared_at", lambda data: ("0.5", "1"))
+    asked = []
+
+    def radii(self, X, method, target_radius=np.inf, branches=None):
+        if method == "branched":
+            asked.append((len(X), target_radius / size, branches))
+        return radii.true(self, X, method, target_radius, branches)
+
+    radii.true = Lifted.radii
+    monkeypatch.setattr(Lifted, "radii", radii)
+    monkeypatch.setitem(stages.CHUNKS, "branched", 8)
+    effort = replace(LITTLE, stages=("branched",), branches=64)
+    assert not finished(row, tmp_path, effort)
+    execute(row, tmp_path, root, "cpu", False, effort)
+    assert finished(row, tmp_path, effort)
+    branched, about = kept(tmp_path, "radii-branched")
+    tried = right & (radius <= size) & (radius * 1.06 > size)
+    assert len(branched) == 20 and (branched >= radius).all() and np.array_equal(branched[~tried], radius[~tried])
+    assert tried.any() and sum(n for n, _, _ in asked) == tried.sum()
+    assert all(factor == pytest.approx(1 + 1e-9, abs=1e-12) and n == 64 for _, factor, n in asked)
+    assert about["seconds"] > 0 and about["branches"] == "64" and about["device"]
+    result = figures(tmp_path)
+    assert result["radii"]["branched"]["images"] == 20 and "branched" in result["seconds of certifying"]
+    best = np.maximum(branched, np.max([kept(tmp_path, f"radii-{method}")[0] for method in ("paper", "spectral")], axis=0))
+    assert result["radii"][BEST]["certified"]["0.5"] == (right & (best > 0.5)).mean()
+    assert result["attacks"]["attacks inside a radius"]["branched"] == 0 and disagreements(result) == []
+    (section,) = [s for s in record_report.sections("mnist", [row], {row: result}, {}) if s.title.startswith("By certificate")]
+    assert "at most 64 branches" in " ".join(section.text) and "branched" in [line[1] for line in section.tables[0][2]]
+    # a wrong radius of this method would be noticed, too
+    first_right = int(np.flatnonzero(right & np.isfinite(kept(tmp_path, ATTACK)[0]))[0])
+    branched[first_right] = kept(tmp_path, ATTACK)[0][first_right] * (1 + 1e-6)
+    stages._keep(tmp_path, "radii-branched", branched, about)
+    assert "1 attacks inside a radius (branched)" in disagreements(figures(tmp_path))
+
+
+def test_branches_need_something_to_start_from(root, tmp_path):
+    row = Row("paper_a", "mnist", extent=TINY)
+    with pytest.raises(ValueError, match="starts from the results of certify and shared; run these stages too"):
+        execute(row, tmp_path, root, "cpu", False, replace(LITTLE, stages=("train", "branched")))
+    with pytest.raises(ValueError, match="branches must be at least 1; got 0"):
+        replace(LITTLE, branches=0)
+    assert "branched" in stages.STAGES and "branched" not in LITTLE.stages
+    # baselines have no such certificate
+    logistic, effort = Row("logistic", "mnist", extent=TINY), replace(LITTLE, stages=("train", "branched"))
+    execute(logistic, tmp_path / "logistic", root, "cpu", False, effort)
+    assert finished(logistic, tmp_path / "logistic", effort)
+
+
 def test_after_the_deadline_nothing_is_begun(root, tmp_path):
     row = Row("logistic", "mnist", extent=TINY)
     execute(row, tmp_path, root, "cpu", False, replace(LITTLE, deadline=0.0))

@@ -18,7 +18,7 @@ from lrrn.certificates.complementarity import Faces, Sample
 from lrrn.certificates.matrix_free import MatrixFreeForm
 
 LEAVES, FEW = 2048, 32
-"""Largest number of branches of a sample and a pair of outputs, with and without a target."""
+"""Largest number of branches of a sample and a pair of outputs, with and without a target, if no other is given."""
 NEAR = 1.06
 """Branches are tried for a target up to this multiple of the radius without them; without a target, for that multiple."""
 
@@ -32,10 +32,13 @@ class Branching:
     form : MatrixFreeForm
     target_radius : float
         Radius of interest; infinite for the largest one.
+    branches : int, optional
+        Largest number of branches of a sample and a pair of outputs; ``LEAVES`` with a target and ``FEW`` without if not given.
     """
 
-    def __init__(self, form: MatrixFreeForm, target_radius: float) -> None:
+    def __init__(self, form: MatrixFreeForm, target_radius: float, branches: int | None = None) -> None:
         self.form, self.has_target = form, math.isfinite(target_radius)
+        self.branches = (LEAVES if self.has_target else FEW) if branches is None else branches
 
     @property
     def n_outputs(self) -> int:
@@ -50,8 +53,9 @@ class Branching:
         """Return proven lower bounds on the squared norm of a perturbation that reduces the lead to zero."""
         goal = torch.as_tensor(goal, dtype=lead.dtype, device=lead.device).expand_as(lead)
         c, c_error = self.form.slopes(label, rival)
-        root, unit = self._bounds(sample, c, c_error, lead, goal, _no_path(lead))
-        near, leaves = root * NEAR**2, LEAVES if self.has_target else FEW
+        everything = torch.arange(len(lead), device=lead.device)
+        root, unit = self._bounds(sample, everything, (c, c_error, lead, goal), _no_path(lead))
+        near, leaves = root * NEAR**2, self.branches
         sought = torch.where(goal <= near, goal, 0.0) if self.has_target else torch.minimum(goal, near)
         # the smallest bound of the leaves that have reached what is sought, and the largest that all leaves of a round had
         closed, found = torch.full_like(root, math.inf), root.clone()
@@ -64,7 +68,7 @@ class Branching:
             state = torch.cat([state, state])
             state[: len(state) // 2, -1] = True
             tried.index_add_(0, rows, torch.ones_like(bound))
-            new, unit = self._bounds(sample.take(rows), c[rows], c_error, lead[rows], sought[rows], (path, state))
+            new, unit = self._bounds(sample, rows, (c, c_error, lead, sought), (path, state))
             # what holds for a branch holds for the branches of it; a NaN proves nothing
             bound = torch.fmax(bound, new)
             still = bound < sought[rows]
@@ -81,14 +85,19 @@ class Branching:
         return found
 
     def _bounds(
-        self, sample: Sample, c: Tensor, c_error: float, lead: Tensor, goal: Tensor, path: tuple[Tensor, Tensor]
+        self, sample: Sample, rows: Tensor, problem: tuple[Tensor, float, Tensor, Tensor], path: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return proven bounds, and the unit to branch on: that with the largest product, or -1 if none has any."""
-        bounds, units = [], []
-        for rows in torch.arange(len(lead), device=lead.device).split(self.form.rows):
-            here, leads, faces = sample.take(rows), lead[rows], self._faces(path[0][rows], path[1][rows])
-            terms = self.form.terms(here, c[rows], leads, goal[rows], faces)
-            bound, product = self.form.lower_bound(here, c[rows], c_error, leads, terms)
+        """Return proven bounds, and the unit to branch on: that with the largest product, or -1 if none has any.
+
+        ``rows`` are the samples of the branches, ``problem`` the slopes, their error, the leads and the goals of all samples.
+        """
+        (c, c_error, lead, goal), bounds, units = problem, [], []
+        at_once = self.form.rows
+        # what has the size of the units is taken for so many branches only: thousands of a sample need not fit into memory
+        for some, units_of, state in zip(rows.split(at_once), path[0].split(at_once), path[1].split(at_once), strict=True):
+            here, slopes, leads, faces = sample.take(some), c[some], lead[some], self._faces(units_of, state)
+            terms = self.form.terms(here, slopes, leads, goal[some], faces)
+            bound, product = self.form.lower_bound(here, slopes, c_error, leads, terms)
             splits = self.form.below & ~self.form.above & ~(faces.active | faces.inactive)
             most = product.abs().nan_to_num(0.0).masked_fill(~splits, 0.0).max(-1)
             bounds.append(bound)

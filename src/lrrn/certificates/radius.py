@@ -133,6 +133,7 @@ def certify(
     guarantee: str = "deployed",
     seconds: float | None = None,
     target_radius: float = math.inf,
+    branches: int | None = None,
     solver: str = "auto",
     tol: float | None = None,
     max_sweeps: int = 1000,
@@ -167,6 +168,9 @@ def certify(
     target_radius : float, optional
         Perturbation size of interest. "shared", "branched" and "local" process only samples whose radius by the constants
         that they start from is smaller, and stop at this radius.
+    branches : int, optional
+        Largest number of branches of a sample and a pair of outputs, for "branched"; if not given, 2048 with a target and 32
+        without.
     solver, tol, max_sweeps
         As in :meth:`LRRN.infer`.
 
@@ -181,10 +185,12 @@ def certify(
         raise ValueError("a certificate compares outputs, and this network has one; see output_interval for regression")
     if not target_radius > 0:
         raise ValueError(f"target_radius must be a radius above 0; got {target_radius}")
+    if branches is not None and branches < 1:
+        raise ValueError(f"branches must be at least 1; got {branches}")
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
     x = x.to(torch.float64)
     solution = net.infer(x, solver=solver, tol=tol, max_sweeps=max_sweeps)
-    return certify_solution(net, x, solution, method, guarantee, seconds, tol, target_radius)
+    return certify_solution(net, x, solution, method, guarantee, seconds, tol, target_radius, branches)
 
 
 def certify_solution(
@@ -196,6 +202,7 @@ def certify_solution(
     seconds: float | None,
     tol: float,
     target_radius: float = math.inf,
+    branches: int | None = None,
 ) -> Certificate:
     """Certify labels from a given solution, so that several methods can share one solve.
 
@@ -224,16 +231,28 @@ def certify_solution(
     radii = (leads / (rho + extra)).scatter(1, best[:, None], math.inf)
     radius = radii.amin(-1)
     if method in BY_SAMPLE and energy.n_free > 0 and (energy.free_mu if mu is None else mu) > 0:
-        radius = _radii_by_sample(net, x, solution, method, best, leads, torch.stack([rho, extra], -1), target_radius)
+        rates, aim = torch.stack([rho, extra], -1), (target_radius, branches)
+        radius = _radii_by_sample(net, x, solution, method, best, leads, rates, aim)
     radius = radius.clamp(min=0.0) * (1 - 1e-12)
     radius = torch.where(solution.converged & radius.isfinite(), radius, 0.0)
     return Certificate(best, margin, radius, error, method, guarantee)
 
 
 def _radii_by_sample(
-    net: LRRN, x: Tensor, solution: Solution, method: str, best: Tensor, leads: Tensor, rates: Tensor, target_radius: float
+    net: LRRN,
+    x: Tensor,
+    solution: Solution,
+    method: str,
+    best: Tensor,
+    leads: Tensor,
+    rates: Tensor,
+    aim: tuple[float, int | None],
 ) -> Tensor:
-    """Return per-sample radii: "shared" and "branched" for all samples at once, "local" one after the other."""
+    """Return per-sample radii: "shared" and "branched" for all samples at once, "local" one after the other.
+
+    ``aim`` is the radius of interest and the largest number of branches.
+    """
+    target_radius, branches = aim
     energy = net.energy_snapshot(torch.float64)
     qp = energy.free(x)
     z = torch.cat(solution.activations[: energy.n_free], dim=-1)
@@ -243,7 +262,7 @@ def _radii_by_sample(
     by_products, radius = _by_operators(energy, method), leads.new_zeros(len(x))
     if by_products or method == "branched":
         form = form_of(energy)
-        dual = Branching(form, target_radius) if method == "branched" else None
+        dual = Branching(form, target_radius, branches) if method == "branched" else None
         radius = matrix_free_radii(form, z, g, g_error, best, leads, rates, target_radius, dual)
     if by_products:
         return radius

@@ -64,12 +64,20 @@ def record(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds for every row with random numbers.", min=1)] = 3,
     stages: Annotated[
-        str | None, typer.Option(help="Some of train,certify,shared,local,attack,autoattack; all if not given.")
+        str | None,
+        typer.Option(
+            help="Some of train,certify,multiplier,shared,branched,local,attack,autoattack; if not given, all but branched, "
+            "which takes hours on a CPU."
+        ),
     ] = None,
     images: Annotated[
         int | None, typer.Option(help="Number of images for local radii and attacks; 1000 if not given.", min=0)
     ] = None,
     autoattack: Annotated[int | None, typer.Option(help="Number of images for AutoAttack; 100 if not given.", min=0)] = None,
+    branches: Annotated[
+        int | None,
+        typer.Option(help="Largest number of branches of an image and a pair of classes; 2048 if not given.", min=1),
+    ] = None,
     budget: Annotated[float | None, typer.Option(help="Seconds after which no further images are begun.")] = None,
     validation: Annotated[
         bool, typer.Option("--validation", help="Train on five sixths of the training images and measure on the rest.")
@@ -98,14 +106,15 @@ def record(
 
     from lrrn.studies.record.record import Options
     from lrrn.studies.record.record import record as run
-    from lrrn.studies.record.stages import STAGES
+    from lrrn.studies.record.stages import USUAL
 
     output = output or Path("out/record") / (dataset + "-validation" * validation)
     options: dict[str, Any] = {"quick": quick, "jobs": jobs, "root": root, "download": download, "report_only": report_only}
-    options |= {"rows": None if rows is None else rows.split(","), "stages": STAGES if stages is None else stages.split(",")}
+    options |= {"rows": None if rows is None else rows.split(","), "stages": USUAL if stages is None else stages.split(",")}
     options |= {
         "seed": seed,
         "seeds": seeds,
+        "branches": branches,
         "budget": budget,
         "validation": validation,
         "device": device_name(device),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol, final
 
@@ -23,8 +24,9 @@ from lrrn.studies.record.baselines import Baseline
 
 Array = NDArray[Any]
 ImageShape = tuple[int, int, int]
-SHARED, LOCAL = "shared", "local"
-"""Per-sample certificates: ``SHARED`` for all images in batches, ``LOCAL`` for the first images one by one."""
+SHARED, BRANCHED, LOCAL = "shared", "branched", "local"
+"""Per-sample certificates: ``SHARED`` for all images in batches, ``BRANCHED`` for those of them that are near a size, and
+``LOCAL`` for the first images one by one. What has the first has the second, too."""
 ROWS = 2048
 """Batch size for scores."""
 KEPT = 2**28
@@ -64,8 +66,8 @@ class Contender(Protocol):
     def predict(self, X: Array) -> Array:
         """Return labels."""
 
-    def radii(self, X: Array, method: str) -> Array:
-        """Return proven radii."""
+    def radii(self, X: Array, method: str, target_radius: float = math.inf, branches: int | None = None) -> Array:
+        """Return proven radii; ``BRANCHED`` ends at a target, with at most so many branches of an image and a pair."""
 
     def attack(self, X: Array, y: Array, sizes: Sequence[float], seed: int) -> Array:
         """Return distances of our own attacks, up to these sizes: 0 where the label is wrong already, inf where none works."""
@@ -120,16 +122,18 @@ class Lifted:
         known = self._solved.get(_digest(X))
         return self._model.predict(X) if known is None else known.output.argmax(-1).cpu().numpy()
 
-    def radii(self, X: Array, method: str) -> Array:
+    def radii(self, X: Array, method: str, target_radius: float = math.inf, branches: int | None = None) -> Array:
         """Return certified radii. Their constants are computed once, and each image is solved once for all methods."""
         net, tol, key = self._model.network_, DEFAULT_TOL[torch.float64], _digest(X)
         x = torch.from_numpy(X).to(net.W[0].device, torch.float64)
         # several BLAS threads are faster only for wide networks
         with blas_threads(1 if sum(net.sizes[1:]) < 512 else torch.get_num_threads()):
             solution = self._solved[key] if key in self._solved else net.infer(x, tol=tol)
-            if method != LOCAL and (len(self._solved) + 1) * len(X) * sum(net.sizes[1:]) <= KEPT:
+            if method not in (BRANCHED, LOCAL) and (len(self._solved) + 1) * len(X) * sum(net.sizes[1:]) <= KEPT:
                 self._solved[key] = solution
-            certificate = certify_solution(net, x, solution, method, "deployed", self._seconds, tol)
+            # what branches start from is cheap in wide networks: the result is compared with the other radii anyway
+            seconds = None if method == BRANCHED else self._seconds
+            certificate = certify_solution(net, x, solution, method, "deployed", seconds, tol, target_radius, branches)
         return certificate.radius.cpu().numpy()
 
     def attack(self, X: Array, y: Array, sizes: Sequence[float], seed: int) -> Array:
@@ -178,8 +182,8 @@ class Plain:
         return torch.cat([self._model(x).argmax(-1) for x in self._inputs(X).split(ROWS)]).cpu().numpy()
 
     @torch.no_grad()
-    def radii(self, X: Array, method: str) -> Array:
-        """Return proven radii."""
+    def radii(self, X: Array, method: str, target_radius: float = math.inf, branches: int | None = None) -> Array:
+        """Return proven radii, which have closed forms: there is nothing to search."""
         return self._model.radii(self._inputs(X), method).cpu().numpy()
 
     def attack(self, X: Array, y: Array, sizes: Sequence[float], seed: int) -> Array:

@@ -22,12 +22,12 @@ from lrrn.studies.record.earlier import FILE, ITEM, earlier
 from lrrn.studies.record.recipes import ROWS
 from lrrn.studies.record.rows import Extent, Row, images, plan
 from lrrn.studies.record.scores import disagreements, figures
-from lrrn.studies.record.stages import STAGES, Effort, adopt, execute, finished
+from lrrn.studies.record.stages import USUAL, Effort, adopt, execute, finished
 
 logger = logging.getLogger("lrrn.studies.record")
 
 QUICK = Extent(samples=1000, tests=100, quick=True)
-QUICK_EFFORT = {"images": 5, "autoattack": 2, "steps": 5, "queries": 20, "bound_seconds": 1.0}
+QUICK_EFFORT = {"images": 5, "autoattack": 2, "steps": 5, "queries": 20, "bound_seconds": 1.0, "branches": 16}
 
 
 @final
@@ -72,11 +72,14 @@ class Options:
         Train on the first five sixths of the training images and measure on the rest, to choose recipes. Test images are
         not loaded.
     stages : sequence of str
-        Some of "train", "certify", "shared", "local", "attack" and "autoattack".
+        Some of "train", "certify", "multiplier", "shared", "branched", "local", "attack" and "autoattack"; if not given, all
+        but "branched".
     n_images : int, optional
         Number of images, counted from the first, for local radii and attacks; 1,000 if not given.
     n_autoattack : int, optional
         Number of images for AutoAttack, which runs if torchattacks is installed; 100 if not given.
+    branches : int, optional
+        Largest number of branches of an image and a pair of classes in the stage "branched"; 2048 if not given.
     budget : float, optional
         Seconds after which no further images are started; training is not cut short.
     quick : bool, default=False
@@ -99,9 +102,10 @@ class Options:
     rows: Sequence[str] | None = None
     seeds: int = 3
     validation: bool = False
-    stages: Sequence[str] = STAGES
+    stages: Sequence[str] = USUAL
     n_images: int | None = None
     n_autoattack: int | None = None
+    branches: int | None = None
     budget: float | None = None
     quick: bool = False
     jobs: int | None = None
@@ -128,6 +132,7 @@ class Options:
         changes: dict[str, Any] = dict(QUICK_EFFORT) if self.quick else {}
         changes |= {"images": self.n_images} if self.n_images is not None else {}
         changes |= {"autoattack": self.n_autoattack} if self.n_autoattack is not None else {}
+        changes |= {"branches": self.branches} if self.branches is not None else {}
         deadline = None if self.budget is None else time.time() + self.budget
         return Effort(stages=tuple(self.stages), deadline=deadline, **changes)
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from lrrn.certificates.branching import NEAR
 from lrrn.reports.page import line_chart
 from lrrn.studies.common.sections import Comparison, Figure, Section
 from lrrn.studies.record.data import compared_at, sizes_of
 from lrrn.studies.record.orientation import PUBLISHED, TARGETS
 from lrrn.studies.record.rows import Row
-from lrrn.studies.record.scores import BEST, disagreements
+from lrrn.studies.record.scores import BEST, BRANCHES, disagreements
 
 Results = Mapping[Row, dict[str, Any]]
 """Figures by row, for rows that have any."""
@@ -221,6 +222,13 @@ def _methods(data: str, groups: Mapping[str, list[Row]], results: Results) -> Se
         '"shared" and "local" look at each image: the first at all of them at once, the second, which takes long, at the first '
         "ones one by one."
     ]
+    limits = sorted({str(result[BRANCHES]) for result in results.values() if BRANCHES in result})
+    if limits:
+        section.text.append(
+            f'"branched" is "shared" with branch and bound towards {", ".join(compared_at(data))}, on images that are right '
+            f"and at most {100 * (NEAR - 1):.0f} % short of one of these sizes; with at most {'; '.join(limits)} branches of an "
+            "image and a pair of classes. Other images keep their radius."
+        )
     section.text += _share_of_the_certificate(data, groups, results)
     lines, sizes = [], sizes_of(data)
     for group in groups.values():

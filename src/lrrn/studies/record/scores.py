@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lrrn.studies.record.contenders import LOCAL, SHARED
+from lrrn.studies.record.contenders import BRANCHED, LOCAL, SHARED
 from lrrn.studies.record.data import curve_of, sizes_of
 from lrrn.studies.record.stages import ATTACK, AUTOATTACK, RIGHT, UNCLIPPED, is_trained, kept, training_facts
 
@@ -18,6 +18,8 @@ Sizes = Mapping[str, float]
 """Perturbation sizes by their names in tables."""
 BEST = "best"
 """Method name for the largest of all certified radii of an image."""
+BRANCHES = "branches of an image and a pair, at most"
+"""Name of the limit of branch and bound in results; several, separated by commas, if the stage was resumed with another."""
 
 
 def figures(folder: Path) -> dict[str, Any] | None:
@@ -31,7 +33,7 @@ def figures(folder: Path) -> dict[str, Any] | None:
     data = facts["row"].partition("-")[0]
     sizes, grid = sizes_of(data), curve_of(data)
     right, n = kept(folder, RIGHT)[0], facts["tests"]
-    stages = {method: kept(folder, f"radii-{method}") for method in (*facts["methods"], SHARED, LOCAL)}
+    stages = {method: kept(folder, f"radii-{method}") for method in (*facts["methods"], SHARED, BRANCHED, LOCAL)}
     radii = {method: values for method, (values, _) in stages.items() if len(values)}
     if len(right) < n or not any(len(values) == n for values in radii.values()):
         return None
@@ -45,6 +47,8 @@ def figures(folder: Path) -> dict[str, Any] | None:
         "seconds of certifying": {method: about["seconds"] for method, (values, about) in stages.items() if len(values)},
         "device of certifying": sorted({about["device"] for values, about in stages.values() if len(values)}),
     }
+    if BRANCHED in radii:
+        result[BRANCHES] = stages[BRANCHED][1]["branches"]
     attacked = _attacked(folder, right, radii, sizes)
     return result if attacked is None else {**result, "attacks": attacked}
 

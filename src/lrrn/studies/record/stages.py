@@ -12,7 +12,7 @@ import io
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from lrrn.attacks.autoattack import SLACK, autoattack
+from lrrn.certificates.branching import LEAVES
 from lrrn.datasets import image_shape
 from lrrn.estimators import LRRNClassifier
 from lrrn.persistence.serialization import load, save
@@ -32,20 +33,23 @@ from lrrn.persistence.values import plain
 from lrrn.runtime.storage import write_bytes
 from lrrn.studies.record import baselines
 from lrrn.studies.record.baselines.learners import LEARNERS
-from lrrn.studies.record.contenders import LOCAL, SHARED, Contender, Lifted, Plain
+from lrrn.studies.record.branches import raised
+from lrrn.studies.record.contenders import BRANCHED, LOCAL, SHARED, Contender, Lifted, Plain
 from lrrn.studies.record.data import compared_at, sizes_of
 from lrrn.studies.record.rows import Extent, Row, images
 
 Array = NDArray[Any]
 MULTIPLIER = "multiplier"
-STAGES = ("train", "certify", MULTIPLIER, SHARED, LOCAL, "attack", "autoattack")
+STAGES = ("train", "certify", MULTIPLIER, SHARED, BRANCHED, LOCAL, "attack", "autoattack")
 """All stages, in order: the multiplier bounds of wide networks take minutes, and are a stage of their own."""
+USUAL = tuple(stage for stage in STAGES if stage != BRANCHED)
+"""Stages that run if none are chosen: branches take hours on a CPU."""
 SAVE_SECONDS = 20.0
 """Seconds between saves of a stage's results."""
-CHUNKS = {"certify": 2000, SHARED: 500, LOCAL: 4, "attack": 100, "autoattack": 50}
-"""Chunk size: number of images processed at once, by stage."""
-MANY = 500
-"""Chunk size for attacks on a GPU, where one image takes as long as many."""
+CHUNKS = {"certify": 2000, SHARED: 500, BRANCHED: 50, LOCAL: 4, "attack": 100, "autoattack": 50}
+"""Chunk size: number of images processed at once, by stage. Few of those of ``BRANCHED`` are near a size."""
+MANY, MANY_BRANCHED = 500, 1000
+"""Chunk sizes for attacks and for branches on a GPU, where one image takes as long as many."""
 ATTACK, AUTOATTACK, UNCLIPPED, RIGHT = "attack", "autoattack", "autoattack-unclipped", "right"
 """Files besides one file of radii per method: attack distances, and whether the label is correct. AutoAttack runs twice: on
 images that stay in [0, 1], and without that limit."""
@@ -73,16 +77,19 @@ class Effort:
         Settings of AutoAttack.
     bound_seconds : float
         Time budget of the multiplier bounds.
+    branches : int
+        Largest number of branches of an image and a pair of classes.
     deadline : float or None
         Time, as of ``time.time()``, after which no further images are started.
     """
 
-    stages: tuple[str, ...] = STAGES
+    stages: tuple[str, ...] = USUAL
     images: int = 1000
     autoattack: int = 100
     steps: int = 100
     queries: int = 5000
     bound_seconds: float = 300.0
+    branches: int = LEAVES
     deadline: float | None = None
 
     def __post_init__(self) -> None:
@@ -91,6 +98,8 @@ class Effort:
             raise ValueError(f"unknown stage {(strange or [''])[0]!r}; use some of {', '.join(STAGES)}")
         if min(self.images, self.autoattack) < 0:
             raise ValueError(f"numbers of images must be at least 0; got {self.images} and {self.autoattack}")
+        if self.branches < 1:
+            raise ValueError(f"branches must be at least 1; got {self.branches}")
 
     @property
     def is_over(self) -> bool:
@@ -112,6 +121,11 @@ def execute(row: Row, folder: Path, root: Path | None, device: str, download: bo
     download : bool
         Whether missing data may be downloaded.
     effort : Effort
+
+    Raises
+    ------
+    ValueError
+        Branches are wanted, and neither are there radii to start from nor are they wanted.
     """
     if finished(row, folder, effort):
         return
@@ -122,13 +136,15 @@ def execute(row: Row, folder: Path, root: Path | None, device: str, download: bo
     if not is_trained(folder):
         return
     contender = _contender(row, folder, X, y, device, effort)
-    for stage, work, n in _measurements(row, contender, X_test, y_test, effort):
-        chunk = min(_chunk(stage, device), contender.rows_at_once)
-        _in_chunks(folder, stage, work, min(n, len(X_test)), effort, (chunk, device_name(device)))
+    for stage, work, n in _measurements(row, folder, contender, X_test, y_test, effort):
+        chunk, told = min(_chunk(stage, device), contender.rows_at_once), {"device": device_name(device)}
+        if stage == f"radii-{BRANCHED}":
+            n, told = _startable(folder, n, effort), {**told, "branches": str(effort.branches)}
+        _in_chunks(folder, stage, work, min(n, len(X_test)), effort, (chunk, told))
 
 
 def _measurements(
-    row: Row, contender: Contender, X: Array, y: Array, effort: Effort
+    row: Row, folder: Path, contender: Contender, X: Array, y: Array, effort: Effort
 ) -> list[tuple[str, Callable[[slice], Array], int]]:
     """Return the function to apply and the images to apply it to, by the name of the file that stores the results."""
     todo: list[tuple[str, Callable[[slice], Array], int]] = []
@@ -137,9 +153,10 @@ def _measurements(
             todo.append((f"radii-{method}", partial(_radii, contender, X, method), len(X)))
     if "certify" in effort.stages:
         todo.append((RIGHT, lambda some: contender.predict(X[some]) == y[some], len(X)))
-    for method, n in ((SHARED, len(X)), (LOCAL, effort.images)):
-        if method in effort.stages and method in contender.by_sample:
-            todo.append((f"radii-{method}", partial(_radii, contender, X, method), n))
+    works = {method: partial(_radii, contender, X, method) for method in (SHARED, LOCAL)}
+    works[BRANCHED] = partial(_branched, row, folder, contender, X, effort)
+    for method, n in _by_sample(contender.by_sample, len(X), effort):
+        todo.append((f"radii-{method}", works[method], n))
     sizes = tuple(sizes_of(row.data).values())
     if ATTACK in effort.stages:
         todo.append((ATTACK, lambda some: contender.attack(X[some], y[some], sizes, row.seed), effort.images))
@@ -148,6 +165,31 @@ def _measurements(
             work = partial(_autoattacked, row, contender, X, y, effort, name == AUTOATTACK)
             todo.append((name, work, effort.autoattack))
     return todo
+
+
+def _by_sample(available: Sequence[str], n: int, effort: Effort) -> list[tuple[str, int]]:
+    """Return the certificates per sample that are wanted, in order, and the number of images of each."""
+    wanted = ((SHARED, SHARED, n), (BRANCHED, SHARED, n), (LOCAL, LOCAL, min(effort.images, n)))
+    return [(method, images) for method, needs, images in wanted if method in effort.stages and needs in available]
+
+
+def _startable(folder: Path, n: int, effort: Effort) -> int:
+    """Return the number of images that have what branches start from; raise if more are needed and nothing makes them."""
+    there = min(len(kept(folder, name)[0]) for name in (RIGHT, f"radii-{SHARED}"))
+    if there < n and not {"certify", SHARED} <= {*effort.stages}:
+        raise ValueError(f"the stage {BRANCHED} starts from the results of certify and {SHARED}; run these stages too")
+    return there
+
+
+def _branched(row: Row, folder: Path, contender: Contender, X: Array, effort: Effort, some: slice) -> Array:
+    """Return radii with branches, towards the sizes at which the data set compares; those of ``SHARED`` elsewhere."""
+    radius = kept(folder, f"radii-{SHARED}")[0][some]
+    best = radius.copy()
+    for method in (*contender.methods, LOCAL):
+        found = kept(folder, f"radii-{method}")[0][some]
+        best[: len(found)] = np.maximum(best[: len(found)], found)
+    sizes = [sizes_of(row.data)[size] for size in compared_at(row.data)]
+    return raised(contender, X[some], kept(folder, RIGHT)[0][some], radius, best, sizes, effort.branches)
 
 
 def _stage_of(method: str) -> str:
@@ -169,9 +211,7 @@ def finished(row: Row, folder: Path, effort: Effort) -> bool:
     if "certify" in effort.stages:
         wanted[RIGHT] = facts["tests"]
     wanted |= {f"radii-{method}": facts["tests"] for method in facts["methods"] if _stage_of(method) in effort.stages}
-    for method, n in ((SHARED, facts["tests"]), (LOCAL, min(effort.images, facts["tests"]))):
-        if method in effort.stages and method in by_sample:
-            wanted[f"radii-{method}"] = n
+    wanted |= {f"radii-{method}": n for method, n in _by_sample(by_sample, facts["tests"], effort)}
     if ATTACK in effort.stages:
         wanted[ATTACK] = min(effort.images, facts["tests"])
     if AUTOATTACK in effort.stages and find_spec("torchattacks") is not None:
@@ -291,24 +331,30 @@ def _chunk(name: str, device: str) -> int:
         return MANY
     if device.startswith("cuda") and name == f"radii-{SHARED}":
         return CHUNKS["certify"]
+    if device.startswith("cuda") and name == f"radii-{BRANCHED}":
+        return MANY_BRANCHED
     return CHUNKS.get(name.removeprefix("radii-").removesuffix("-unclipped"), CHUNKS["certify"])
 
 
-def _in_chunks(folder: Path, name: str, work: Callable[[slice], Array], n: int, effort: Effort, where: tuple[int, str]) -> None:
+def _in_chunks(
+    folder: Path, name: str, work: Callable[[slice], Array], n: int, effort: Effort, how: tuple[int, Mapping[str, str]]
+) -> None:
     """Resume at the first unprocessed image, process the rest in chunks, and save the results at intervals.
 
-    ``where`` is the number of images to process at once, and the name of the device.
+    ``how`` is the number of images to process at once, and the facts to store, such as the device. If a stage is resumed with
+    others, both are stored.
     """
     values, facts = kept(folder, name)
-    chunk, device = where
+    chunk, told = how
     saved = time.monotonic()
     done = len(values)
     while len(values) < n and not effort.is_over:
         start = time.perf_counter()
         found = work(slice(len(values), min(len(values) + chunk, n)))
         values = np.concatenate([values, found]) if len(values) else found
-        devices = dict.fromkeys([*filter(None, facts.get("device", "").split(", ")), device])
-        facts = {"seconds": facts["seconds"] + time.perf_counter() - start, "device": ", ".join(devices)}
+        facts = {"seconds": facts["seconds"] + time.perf_counter() - start} | {
+            key: ", ".join(dict.fromkeys([*filter(None, facts.get(key, "").split(", ")), value])) for key, value in told.items()
+        }
         if time.monotonic() - saved > SAVE_SECONDS:
             _keep(folder, name, values, facts)
             saved, done = time.monotonic(), len(values)
