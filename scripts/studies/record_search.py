@@ -67,13 +67,14 @@ def tried(recipe: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
     }
 
 
-def _tuples(recipe: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in recipe.items()}
+def _restored(recipe: dict[str, Any]) -> dict[str, Any]:
+    # options of a loss are a plain object
+    found = {key: value if key == "loss_options" else restored(value) for key, value in recipe.items()}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
 
 
 def _ours(recipe: dict[str, Any], options: argparse.Namespace, known: Any, held: Any) -> dict[str, Any]:
-    changes = _tuples({key: restored(value) for key, value in recipe.items()})
-    model = LRRNClassifier(**{**COMMON, **changes}, device=options.device).fit(*known)
+    model = LRRNClassifier(**{**COMMON, **_restored(recipe)}, device=options.device).fit(*known)
     trained = time.perf_counter()
     x = torch.as_tensor(held[0]).to(model.network_.W[0].device)
     certificate = certify(model.network_, x, options.method, seconds=options.seconds)
@@ -85,7 +86,7 @@ def _ours(recipe: dict[str, Any], options: argparse.Namespace, known: Any, held:
 def _baseline(recipe: dict[str, Any], options: argparse.Namespace, known: Any, held: Any) -> dict[str, Any]:
     common = usual(options.data, options.row)
     learn = LEARNERS[options.row].learn
-    model = Plain(learn(*known, common | _tuples(recipe), 0, options.device, None).to(options.device))
+    model = Plain(learn(*known, common | _restored(recipe), 0, options.device, None).to(options.device))
     trained = time.perf_counter()
     X, y = held
     found = _shares(options, model.radii(X, model.methods[-1]), model.predict(X) == y)

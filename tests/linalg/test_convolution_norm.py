@@ -99,6 +99,33 @@ def test_bounds_hold_for_any_shape(channels, size, kernel, stride, padding, kind
     assert true < convolution_norm(*arguments) <= 1.05 * true
     for crowded in (0, module.CROWDED_LIMIT):
         assert true < by_frequency(*arguments, crowded=crowded)
+    assert true < convolution_norm(*arguments, nearly_orthogonal=True)
+
+
+def orthogonal_kernels(channels, seed):
+    """2 x 2 kernels of an isometry, [P, I - P] along one axis after [Q, I - Q] along the other, with projections P and Q."""
+    generator = torch.Generator().manual_seed(seed)
+    halves = torch.linalg.qr(torch.randn(2, channels, channels, generator=generator, dtype=torch.float64)).Q[
+        ..., : channels // 2
+    ]
+    first, second = halves @ halves.mT
+    eye = torch.eye(channels, dtype=torch.float64)
+    taps = [[(a @ b) for b in (second, eye - second)] for a in (first, eye - first)]
+    return torch.stack([torch.stack(row, -1) for row in taps], -2)
+
+
+@pytest.mark.parametrize(("in_shape", "padding"), [((6, 9, 7), 1), ((6, 3, 4), 1), ((6, 8, 8), 0)])
+def test_kernels_of_isometries_are_bounded_tightly(in_shape, padding):
+    weight = orthogonal_kernels(6, seed=3)
+    true = true_norm(weight, in_shape, 1, padding)
+    # an isometry with this padding, and a part of one without
+    assert true == pytest.approx(1.0, abs=1e-9)
+    assert true < convolution_norm(weight, in_shape, 1, padding, nearly_orthogonal=True) <= 1 + 1e-4
+    # with a stride: kernels of norm one on every second place, all of whose rows are orthogonal
+    kernel = torch.linalg.qr(torch.randn(24, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).Q.mT
+    kernel = kernel.reshape(5, 6, 2, 2)
+    true = true_norm(kernel, in_shape, 2, padding)
+    assert true < convolution_norm(kernel, in_shape, 2, padding, nearly_orthogonal=True) <= 1 + 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -248,6 +275,7 @@ def test_a_wrong_estimate_is_not_believed():
     true = true_norm(*arguments)
     with patch.object(module, "_estimates", lambda phases, blocks: torch.full((len(phases),), 0.1, dtype=torch.float64)):
         assert true < by_frequency(*arguments, crowded=0)
+        assert true < convolution_norm(*arguments, nearly_orthogonal=True)
 
 
 def test_a_wrong_factor_is_not_believed():

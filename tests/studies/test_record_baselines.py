@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import quadprog
 import torch
 
-from lrrn import datasets
+from lrrn import Conv, datasets
 from lrrn.attacks import minimal_perturbation, pgd
+from lrrn.learning import augment
 from lrrn.studies.record import baselines
-from lrrn.studies.record.baselines import NearestPrototypes, SortNetwork
+from lrrn.studies.record.baselines import NearestPrototypes, SortNetwork, learners
 from lrrn.studies.record.baselines.learners import LEARNERS
-from lrrn.studies.record.baselines.sorting import proven_norm
+from lrrn.studies.record.baselines.sorting import Geometry, proven_norm
 from lrrn.studies.record.baselines.training import Plan, shifted, train
 from lrrn.studies.record.recipes import recipe
 from lrrn.studies.record.rows import Row
@@ -107,6 +109,125 @@ def test_rounding_is_inside_the_radius():
     assert (net.radii(draw(50, 2, scale=1e4)) == 0).all()
 
 
+# --- convolutions ---------------------------------------------------------------------------------------------------------
+
+PLACES = [Geometry((2, 7, 6), 1, 1), Geometry((6, 7, 6), 2, 1)]
+
+
+def convolving(scale=0.6, places=PLACES):
+    """Two convolutions, of which the second has a stride that leaves pixels out, and two matrices; far from norm one."""
+    weights = [
+        draw(6, 2, 3, 3, scale=scale),
+        draw(8, 6, 4, 4, seed=1, scale=scale / 3),
+        draw(10, 72, seed=2),
+        draw(5, 10, seed=3),
+    ]
+    biases = [draw(len(w), seed=9 + k, scale=0.3) for k, w in enumerate(weights)]
+    return SortNetwork(weights, biases, "max_min", places)
+
+
+def unrolled(weight, place):
+    """The matrix of a convolution, by its values at unit vectors."""
+    units = torch.eye(math.prod(place.in_shape), dtype=torch.float64).view(-1, *place.in_shape)
+    return torch.nn.functional.conv2d(units, weight, stride=place.stride, padding=place.padding).flatten(1).mT
+
+
+def test_convolutions_are_those_of_torch_and_their_norms_are_proven():
+    net, x = convolving(), draw(9, 84, seed=4)
+    hidden = x
+    for k, place in enumerate(PLACES):
+        maps = torch.nn.functional.conv2d(
+            hidden.view(-1, *place.in_shape), net.weights[k], net.biases[k], stride=place.stride, padding=place.padding
+        )
+        first, second = maps.chunk(2, 1)  # channels
+        hidden = torch.cat([torch.maximum(first, second), torch.minimum(first, second)], 1).flatten(1)
+        assert float(torch.linalg.matrix_norm(unrolled(net.weights[k], place), ord=2)) <= net.norms[k]
+    dense = SortNetwork(list(net.weights[2:]), list(net.biases[2:]), "max_min")
+    torch.testing.assert_close(net(x), dense(hidden), rtol=1e-12, atol=1e-12)
+
+
+def test_no_attack_on_a_convolutional_sorting_network_lies_inside_a_radius():
+    net, x = convolving(), draw(40, 84, seed=7)
+    radii, label = net.radii(x), net(x).argmax(-1)
+    assert (radii > 0).any() and (minimal_perturbation(net, x, label).distance >= radii).all()
+    # tight where the norms are attained: convolutions that only add up to channels far apart, so that sorting changes nothing
+    unit = torch.zeros(2, 1, 1, 1, dtype=torch.float64)
+    unit[0] = 3.0
+    last, b, far = draw(4, 18, seed=4), draw(4, seed=5), torch.tensor([100.0, -100.0], dtype=torch.float64)
+    one = SortNetwork([unit, last], [far, b], "max_min", [Geometry((1, 3, 3), 1, 0)])
+    x = draw(30, 9, seed=6, scale=0.1)
+    exact = linear_distances(3 * last[:, :9], last @ far.repeat_interleave(9) + b, x)
+    whole = linear_distances(3 * last, last @ far.repeat_interleave(9) + b, torch.cat([x, torch.zeros_like(x)], 1))
+    radii = one.radii(x)
+    assert (radii <= exact * (1 + 1e-9)).all()
+    # the bound knows the rows of the last matrix in full
+    torch.testing.assert_close(radii, whole, rtol=2e-4, atol=1e-9)
+
+
+def test_rounding_of_convolutions_is_inside_the_radius():
+    size = torch.tensor([1e8] * 4 + [1.0] * 4, dtype=torch.float64)
+    weights = [torch.full((2, 1, 2, 2), 1e8, dtype=torch.float64), size + draw(2, 8, scale=1e-9)]
+    net = SortNetwork(weights, [draw(2), draw(2)], "max_min", [Geometry((1, 3, 3), 1, 0)])
+    assert (net.radii(draw(50, 9, scale=1e4)) == 0).all()
+    # and the bound holds: the error of computed scores, by exact rational numbers
+    net, x = convolving(), draw(3, 84, seed=8)
+    still, growing = net._rounding()
+    exact = [exact_scores(net, row) for row in x]
+    for row, scores, true in zip(x, net(x), exact, strict=True):
+        error = math.sqrt(sum(float(Fraction(float(a)) - b) ** 2 for a, b in zip(scores, true, strict=True)))
+        assert error <= still + growing * float(row.norm())
+
+
+def test_the_rounding_of_a_bias_is_counted_at_every_place():
+    """A bias of a channel is one of every unit of it, as in the dense network of the same matrix."""
+    place, weight, last = Geometry((1, 20, 20), 1, 0), draw(2, 1, 1, 1, scale=1e-3), draw(3, 800, seed=1)
+    biases = [draw(2, seed=2, scale=1e6), draw(3, seed=3)]
+    net = SortNetwork([weight, last], biases, "max_min", [place])
+    dense = SortNetwork([unrolled(weight, place), last], [biases[0].repeat_interleave(400), biases[1]], "max_min")
+    # the error of the last matrix is the same in both and the larger part, and grows with the bias
+    assert 0.5 * dense._rounding()[0] < net._rounding()[0] <= dense._rounding()[0]
+
+
+def exact_scores(net, row):
+    """The scores of one sample, in rational numbers."""
+    values = [Fraction(float(v)) for v in row]
+    for k, (w, b) in enumerate(zip(net.weights, net.biases, strict=True)):
+        place = net.geometry[k] if k < len(net.geometry) else None
+        matrix = w if place is None else unrolled(w, place)
+        shift = b if place is None else b.repeat_interleave(len(matrix) // len(b))
+        sums = []
+        for line, start in zip(matrix.tolist(), shift.tolist(), strict=True):
+            sums.append(Fraction(start) + sum(Fraction(a) * v for a, v in zip(line, values, strict=True) if a))
+        if k == len(net.weights) - 1:
+            return sums
+        half = len(sums) // 2
+        pairs = list(zip(sums[:half], sums[half:], strict=True))
+        values = [*map(max, pairs), *map(min, pairs)]
+    raise AssertionError
+
+
+def test_gradients_and_scores_do_not_depend_on_the_rows_at_once(monkeypatch):
+    net, x = convolving(), draw(9, 84, seed=4).requires_grad_(True)
+    scores = net(x)
+    (whole,) = torch.autograd.grad(scores.square().sum(), x)
+    monkeypatch.setattr("lrrn.studies.record.baselines.sorting.BLOCK_NUMBERS", 4 * 96 * 9)  # 9 places read 96 numbers each
+    assert 1 < net._rows < 9
+    again = net(x)
+    (parts,) = torch.autograd.grad(again.square().sum(), x)
+    torch.testing.assert_close(again, scores, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_layers_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"sorted by max_min; got 'group_sort'"):
+        SortNetwork([draw(2, 1, 1, 1), draw(3, 8)], [draw(2), draw(3)], geometry=[Geometry((1, 2, 2), 1, 0)])
+    with pytest.raises(ValueError, match="1 convolutions should come before at least one matrix"):
+        SortNetwork([draw(2, 4), draw(3, 2)], [draw(2), draw(3)], "max_min", [Geometry((1, 2, 2), 1, 0)])
+    for place in (Geometry((2, 2, 2), 1, 0), Geometry((1, 3, 2), 1, 0)):
+        with pytest.raises(ValueError, match="does not fit the"):
+            SortNetwork([draw(2, 1, 1, 1), draw(3, 8)], [draw(2), draw(3)], "max_min", [place])
+
+
 # --- nearest prototypes ---------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +295,8 @@ def test_prototypes_learn_to_certify_more(digits):
 @pytest.mark.parametrize("optimizer", ["adam", "nesterov"])
 def test_training_continues_to_the_same_bits(digits, tmp_path, optimizer):
     X, y = digits[0].float(), digits[1]
-    plan_ = Plan(3, batch_size=100, learning_rate=0.01, optimizer=optimizer, schedule="one_cycle", shift_share=0.5)
+    augmented = {"shift_share": 0.5, "shifts": 1, "flips": True, "image_shape": (1, 8, 8)}
+    plan_ = Plan(3, batch_size=100, learning_rate=0.01, optimizer=optimizer, schedule="one_cycle", **augmented)
 
     def run(folder, stop_at):
         torch.manual_seed(0)
@@ -244,11 +366,49 @@ def test_peers_learn_and_are_exported_as_they_are(name, module, digits):
     assert torch.equal(model.weights[0], again.weights[0])
 
 
+def test_a_convolutional_peer_is_exported_as_it_is(monkeypatch):
+    pytest.importorskip("orthogonium", reason="peers are in the benchmark environment only")
+    chance = np.random.default_rng(0)
+    y = np.arange(80) % 10
+    X = (0.08 * y[:, None] + 0.3 * chance.random((80, 3072))).astype(np.float32)
+    models = []
+    plain = learners._exported
+    monkeypatch.setattr(learners, "_exported", lambda model, places: models.append(model) or plain(model, places))
+    options = {**recipe("cifar10", "orthogonium_conv", quick=True), "batch_size": 20}
+    before = torch.random.get_rng_state()
+    model = LEARNERS["orthogonium_conv"].learn(X, y, options, 0, "cpu", None)
+    assert torch.equal(before, torch.random.get_rng_state())
+    # trained to norm one, and proven to be within a ten-thousandth of it
+    assert math.prod(model.norms[:-1]) < 1.001 and max(model.norms) < 1.0005 and min(model.norms) > 0.9
+    x = torch.from_numpy(X)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x.double()).float(), models[0](x), rtol=1e-4, atol=1e-5)
+    radii, label = model.radii(x.double()), model(x.double()).argmax(-1)
+    assert (radii > 0).any() and (minimal_perturbation(model, x[:10].double(), label[:10]).distance >= radii[:10]).all()
+    with pytest.raises(ValueError, match="convolutions without pooling, then widths"):
+        LEARNERS["orthogonium_conv"].learn(X, y, {**options, "hidden_sizes": (16, Conv(4, 3))}, 0, "cpu", None)
+
+
+def test_flips_and_shifts_are_those_of_our_networks(monkeypatch):
+    x, label = draw(6, 24).float(), torch.arange(6) % 2
+    seen = []
+    model = torch.nn.Linear(24, 2)
+
+    def loss(inputs, classes):
+        seen.append(inputs)
+        return torch.nn.functional.cross_entropy(model(inputs), classes)
+
+    options = Plan(1, batch_size=6, learning_rate=0.01, shifts=1, flips=True, image_shape=(2, 3, 4))
+    train(model, loss, x, label, options, 5)
+    rows = torch.randperm(6, generator=torch.Generator().manual_seed(5 * 1_000_003))
+    expected = augment.flipped(augment.shifted(x[rows], rows, 0, 5, 1, (2, 3, 4)), rows, 0, 5, (2, 3, 4))
+    assert torch.equal(seen[0], expected) and not torch.equal(expected, x[rows])
+
+
 def test_baselines_are_saved_and_loaded(tmp_path):
     sort = SortNetwork([draw(4, 3), draw(2, 4)], [draw(4), draw(2)], "max_min")
     points = NearestPrototypes(draw(6, 3), torch.tensor([0, 1, 0, 1, 2, 2]))
-    x = draw(5, 3, seed=3)
-    for model in (sort, points):
+    for model, x in ((sort, draw(5, 3, seed=3)), (points, draw(5, 3, seed=3)), (convolving(), draw(5, 84, seed=3))):
         baselines.save(model, tmp_path / "model")
         again = baselines.load(tmp_path / "model")
         assert torch.equal(model(x), again(x)) and torch.equal(model.radii(x), again.radii(x))

@@ -97,7 +97,8 @@ def colours(tmp_path, monkeypatch):
 
 def test_a_convolutional_row_on_colour_images_is_carried_out_and_reported(colours, tmp_path, monkeypatch):
     monkeypatch.setattr(record_module, "QUICK", TINY)
-    for kind in ("conv", "wide", "logistic"):
+    kinds = [row for row in ("conv", "wide", "logistic", "orthogonium_conv") if Row(row, "cifar10").obstacle() is None]
+    for kind in kinds:
         row = Row(kind, "cifar10", extent=TINY)
         folder = tmp_path / "work" / "record-quick" / row.name
         execute(row, folder, colours, "cpu", False, LITTLE)
@@ -112,7 +113,10 @@ def test_a_convolutional_row_on_colour_images_is_carried_out_and_reported(colour
             assert result["by sample"] == ["shared", "local"]
     options = Options(quick=True, report_only=True, root=colours, download=False)
     done = record("cifar10", tmp_path / "work", tmp_path / "out", options)
-    assert [line[0].split(" (")[0] for line in done.table[1]] == ["lrrn wide", "lrrn conv", "logistic regression"]
+    assert [line[0].split(" (")[0] for line in done.table[1]] == [
+        *("lrrn wide", "lrrn conv", "logistic regression"),
+        *(["orthogonium ConvNet"] if "orthogonium_conv" in kinds else []),
+    ]
     # and again, from the report alone
     again = record("cifar10", tmp_path / "other", tmp_path / "out", options)
     assert again.table == done.table and "lrrn conv (3x32x32-4c8s4-10)" in (tmp_path / "out" / "report.md").read_text()

@@ -89,6 +89,24 @@ BASELINES: dict[str, Recipe] = {
     "torchlip": {**_LIPSCHITZ, "loss": "tau_cross_entropy", "loss_options": {"tau": 1.0}},
     # the loss of the library's robust training on CIFAR-10
     "orthogonium": {**_LIPSCHITZ, "last": "orthogonal", "loss_options": {"offset": 2.12132, "temperature": 0.25}},
+    "orthogonium_conv": {
+        **_LIPSCHITZ,
+        "hidden_sizes": (
+            Conv(64, 3, padding=1),
+            Conv(128, 4, stride=2, padding=1),
+            Conv(128, 3, padding=1),
+            Conv(256, 4, stride=2, padding=1),
+            Conv(256, 3, padding=1),
+            Conv(512, 4, stride=2, padding=1),
+            512,
+        ),
+        "image_shape": (3, 32, 32),
+        "epochs": 40,
+        "loss_options": {"offset": 1.41421, "temperature": 0.25},
+        # those of our networks
+        "shifts": 3,
+        "flips": True,
+    },
 }
 """Arguments of the learners in lrrn.studies.record.baselines."""
 
@@ -131,6 +149,7 @@ _SMALL: dict[str, Recipe] = {
     "logistic": {"max_iter": 20},
     "prototypes": {"per_class": 5, "epochs": 2, "batch_size": 100, "learning_rate": 1.0},
     **{name: {"hidden_sizes": (16,), "epochs": 2} for name in ("torchlip", "orthogonium")},
+    "orthogonium_conv": {"hidden_sizes": (Conv(8, 6, stride=4, padding=1), Conv(8, 3, stride=2, padding=1), 16), "epochs": 2},
 }
 
 ROWS = (*OURS, *BASELINES)
@@ -141,8 +160,9 @@ _WITH_CONVOLUTIONS = ("mnist", "fashion_mnist")
 def rows_of(data: str) -> tuple[str, ...]:
     """Return the rows of a data set, in the order of its tables."""
     if data == "cifar10":
-        return "wide", "conv", "logistic"
-    return tuple(name for name in ROWS if name != "conv" or data in _WITH_CONVOLUTIONS)
+        return "wide", "conv", "logistic", "orthogonium_conv"
+    left_out = {"orthogonium_conv"} if data in _WITH_CONVOLUTIONS else {"conv", "orthogonium_conv"}
+    return tuple(name for name in ROWS if name not in left_out)
 
 
 def recipe(data: str, name: str, quick: bool = False) -> Recipe:

@@ -226,8 +226,8 @@ def _methods(data: str, groups: Mapping[str, list[Row]], results: Results) -> Se
     if limits:
         section.text.append(
             f'"branched" is "shared" with branch and bound towards {", ".join(compared_at(data))}, on images that are right '
-            f"and at most {100 * (NEAR - 1):.0f} % short of one of these sizes; with at most {'; '.join(limits)} branches of an "
-            "image and a pair of classes. Other images keep their radius."
+            f"and at most {100 * (NEAR - 1):.0f} % short of one of these sizes; with at most {'; '.join(limits)} branches of "
+            "an image and a pair of classes. Other images keep their radius."
         )
     section.text += _share_of_the_certificate(data, groups, results)
     lines, sizes = [], sizes_of(data)

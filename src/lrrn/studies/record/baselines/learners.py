@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lrrn.network import Conv
 from lrrn.studies.record.baselines.model import Baseline
 from lrrn.studies.record.baselines.prototypes import NearestPrototypes
-from lrrn.studies.record.baselines.sorting import SortNetwork
+from lrrn.studies.record.baselines.sorting import Geometry, SortNetwork
 from lrrn.studies.record.baselines.training import Plan, seeded, train
 
 Array = NDArray[Any]
@@ -173,6 +174,57 @@ def _orthogonium(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, devic
     return _fitted(model, loss, X, y, Plan(**options), seed, device, folder, "max_min")
 
 
+def _orthogonium_conv(X: Array, y: Array, recipe: Mapping[str, Any], seed: int, device: str, folder: Path | None) -> Baseline:
+    """Train a ConvNet of orthogonium: adaptive orthogonal convolutions with zero padding, MaxMin, and the loss of the MLP."""
+    from orthogonium.layers import AdaptiveOrthoConv2d, MaxMin, OrthoLinear
+    from orthogonium.losses import LossXent
+
+    options = dict(recipe)
+    hidden, loss_options, shape = options.pop("hidden_sizes"), options.pop("loss_options"), options["image_shape"]
+    convolutions = [layer for layer in hidden if isinstance(layer, Conv)]
+    dense = hidden[len(convolutions) :]
+    if (
+        not convolutions
+        or any(isinstance(layer, Conv) or layer < 1 for layer in dense)
+        or any(c.pool > 1 for c in convolutions)
+    ):
+        raise ValueError(f"hidden_sizes should be convolutions without pooling, then widths; got {hidden}")
+    places = _places(convolutions, shape)
+
+    def make() -> nn.Module:
+        layers: list[nn.Module] = [nn.Unflatten(1, shape)]
+        for conv, place in zip(convolutions, places, strict=False):
+            size = {"kernel_size": conv.kernel, "stride": conv.stride, "padding": conv.padding, "padding_mode": "zeros"}
+            layers += [AdaptiveOrthoConv2d(place.in_shape[0], conv.channels, **size), MaxMin()]
+        sizes = (math.prod(places[-1].in_shape), *dense)
+        layers += [nn.Flatten(), *(part for pair in pairwise(sizes) for part in (OrthoLinear(*pair), MaxMin()))]
+        return nn.Sequential(*layers, OrthoLinear(sizes[-1], int(y.max()) + 1))
+
+    model = seeded(make, seed).to(device)
+    criterion = LossXent(int(y.max()) + 1, **loss_options)
+    data = torch.from_numpy(X).to(device), torch.from_numpy(y).to(device)
+    train(model, lambda x, label: criterion(model(x), label), *data, Plan(**options), seed, folder)
+    return _exported(model, places[:-1])
+
+
+def _places(convolutions: Sequence[Conv], shape: tuple[int, int, int]) -> list[Geometry]:
+    """Return where each convolution is applied, and what is left of the images behind the last."""
+    places = []
+    for conv in convolutions:
+        places.append(Geometry(shape, conv.stride, conv.padding))
+        sides = [(side + 2 * conv.padding - conv.kernel) // conv.stride + 1 for side in shape[1:]]
+        shape = (conv.channels, sides[0], sides[1])
+    return [*places, Geometry(shape, 1, 0)]
+
+
+def _exported(model: nn.Module, places: Sequence[Geometry]) -> SortNetwork:
+    """Orthogonalise once more, on the CPU: on a GPU, the library composes kernels by convolutions in TF32."""
+    model = model.to("cpu")
+    layers: list[Any] = [part for part in model.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+    with torch.no_grad():
+        return SortNetwork([part.weight for part in layers], [part.bias for part in layers], "max_min", places)
+
+
 def _chain(X: Array, y: Array, hidden: tuple[int, ...], layer: Any, sort: Any, last: Any) -> nn.Module:
     sizes = (X.shape[1], *hidden)
     layers = [part for below, above in pairwise(sizes) for part in (layer(below, above), sort())]
@@ -195,5 +247,6 @@ LEARNERS: dict[str, Learner] = {
     "prototypes": Learner("nearest prototypes, certified training", _prototypes),
     "torchlip": Learner("deel-torchlip MLP", _torchlip, "deel.torchlip", "deel-torchlip"),
     "orthogonium": Learner("orthogonium MLP", _orthogonium, "orthogonium", "orthogonium"),
+    "orthogonium_conv": Learner("orthogonium ConvNet", _orthogonium_conv, "orthogonium", "orthogonium"),
 }
 """Learners by the name used in recipes and rows."""

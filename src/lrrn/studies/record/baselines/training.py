@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lrrn.learning import checkpoint
+from lrrn.learning import augment, checkpoint
 from lrrn.learning.schedules import schedule
 from lrrn.runtime import storage
 from lrrn.runtime.storage import write_bytes
@@ -40,6 +40,12 @@ class Plan:
         Factor applied to the learning rate after each epoch, in addition to the schedule.
     shift_share : float
         Share of the images in each batch that are shifted by one pixel, up, down, left or right.
+    shifts : int
+        Largest shift of all images of a batch, in pixels along both axes.
+    flips : bool
+        Whether half of the images of a batch are mirrored left to right.
+    image_shape : (int, int, int), optional
+        Channels, height and width of images for ``shifts`` and ``flips``; square images with one channel if not given.
     """
 
     epochs: int
@@ -50,6 +56,9 @@ class Plan:
     schedule: str | None = None
     decay: float = 1.0
     shift_share: float = 0.0
+    shifts: int = 0
+    flips: bool = False
+    image_shape: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1 or not self.learning_rate > 0:
@@ -94,7 +103,8 @@ def train(model: nn.Module, loss: Loss, x: Tensor, label: Tensor, plan: Plan, se
     else:
         optimizer = torch.optim.SGD(parameters, lr=plan.learning_rate, momentum=plan.momentum, nesterov=True)
     file = None if folder is None else folder / "state.ckpt"
-    settings = {**asdict(plan), "seed": seed, "data": storage.fingerprint(x, label)}
+    # as they are read from the file: a tuple becomes a list
+    settings = json.loads(json.dumps({**asdict(plan), "seed": seed, "data": storage.fingerprint(x, label)}))
     groups: dict[str, Sequence[Tensor]] = {"model": list(model.state_dict().values())}
     position = checkpoint.Position()
     if file is not None and file.is_file():
@@ -134,12 +144,20 @@ def _epoch(loss: Loss, optimizer: torch.optim.Optimizer, x: Tensor, label: Tenso
         progress = (epoch + step / len(batches)) / plan.epochs
         for group in optimizer.param_groups:
             group["lr"] = plan.learning_rate * factor(progress) * plan.decay**epoch
-        value = loss(shifted(x[rows], plan.shift_share, generator), label[rows])
+        inputs = _augmented(shifted(x[rows], plan.shift_share, generator), rows, epoch * len(batches) + step, seed, plan)
+        value = loss(inputs, label[rows])
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
         total += value.detach() * len(rows)
     return float(total) / len(x)
+
+
+def _augmented(x: Tensor, rows: Tensor, moment: int, seed: int, plan: Plan) -> Tensor:
+    """Shift and flip images as in the training of our networks."""
+    if plan.shifts:
+        x = augment.shifted(x, rows, moment, seed, plan.shifts, plan.image_shape)
+    return augment.flipped(x, rows, moment, seed, plan.image_shape) if plan.flips else x
 
 
 def shifted(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
