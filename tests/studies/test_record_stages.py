@@ -15,7 +15,7 @@ from lrrn.persistence.shipped import Shipped, digest
 from lrrn.persistence.values import plain
 from lrrn.runtime import memory
 from lrrn.runtime.storage import FileFormatError
-from lrrn.studies.record import recipes, record_report, stages
+from lrrn.studies.record import branches, recipes, record_report, stages
 from lrrn.studies.record import record as record_module
 from lrrn.studies.record.contenders import Lifted, Plain
 from lrrn.studies.record.data import sizes_of
@@ -204,6 +204,25 @@ def test_branches_raise_radii_that_are_near_a_size(root, tmp_path, monkeypatch):
     branched[first_right] = kept(tmp_path, ATTACK)[0][first_right] * (1 + 1e-6)
     stages._keep(tmp_path, "radii-branched", branched, about)
     assert "1 attacks inside a radius (branched)" in disagreements(figures(tmp_path))
+
+
+def test_only_right_images_that_are_near_a_size_are_tried():
+    asked = []
+
+    class Sure:
+        def radii(self, X, method, target_radius, branches):
+            asked.append((X[:, 0].tolist(), method, target_radius, branches))
+            # the second image of each call is not raised
+            return np.where(np.arange(len(X)) == 1, 0.0, target_radius)
+
+    # certified, near, near, wrong, too far, near by another method only, certified by another method
+    shared = np.array([1.1, 0.99, 0.95, 0.99, 0.9, 0.8, 0.97])
+    best = np.array([1.1, 0.99, 0.95, 0.99, 0.9, 0.96, 1.01])
+    right = np.array([True, True, True, False, True, True, True])
+    found = branches.raised(Sure(), np.arange(7.0)[:, None], right, shared, best, [1.0, 2.0], 7)
+    assert asked == [([1.0, 2.0, 5.0], "branched", 1 + 1e-9, 7)]
+    assert found.tolist() == [1.1, 1 + 1e-9, 0.95, 0.99, 0.9, 1 + 1e-9, 0.97]
+    assert shared[1] == 0.99
 
 
 def test_branches_need_something_to_start_from(root, tmp_path):

@@ -104,6 +104,7 @@ def autoattack(
                 moved = attack(images[rows], numbers[rows])
             except Exception as error:  # the result records the failure and holds for the other attacks
                 done[name]["failed"] = f"{type(error).__name__}: {error}"
+                logger.warning("%s failed at eps %g and does not count: %s", name, eps, done[name]["failed"])
                 break
             moved = moved.detach().double().flatten(1).cpu().numpy() * (1 + 2 * beyond) - beyond
             norms = np.linalg.norm(moved - X[rows], axis=1)
