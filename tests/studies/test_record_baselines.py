@@ -13,7 +13,7 @@ import torch
 
 from lrrn import Conv, datasets
 from lrrn.attacks import minimal_perturbation, pgd
-from lrrn.learning import augment
+from lrrn.learning import augment, checkpoint
 from lrrn.studies.record import baselines
 from lrrn.studies.record.baselines import NearestPrototypes, SortNetwork, learners
 from lrrn.studies.record.baselines.learners import LEARNERS
@@ -387,6 +387,25 @@ def test_a_convolutional_peer_is_exported_as_it_is(monkeypatch):
     assert (radii > 0).any() and (minimal_perturbation(model, x[:10].double(), label[:10]).distance >= radii[:10]).all()
     with pytest.raises(ValueError, match="convolutions without pooling, then widths"):
         LEARNERS["orthogonium_conv"].learn(X, y, {**options, "hidden_sizes": (16, Conv(4, 3))}, 0, "cpu", None)
+
+
+def test_the_training_of_a_peer_continues_to_the_same_bits(tmp_path, monkeypatch):
+    pytest.importorskip("orthogonium", reason="peers are in the benchmark environment only")
+    X, y = np.random.default_rng(0).random((40, 3072), dtype=np.float32), np.arange(40) % 10
+    options = {**recipe("cifar10", "orthogonium_conv", quick=True), "batch_size": 20, "epochs": 2}
+    learn = LEARNERS["orthogonium_conv"].learn
+    whole = learn(X, y, options, 0, "cpu", None)
+    save = checkpoint.save
+
+    def stopped(*arguments):
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(checkpoint, "save", stopped)
+        learn(X, y, options, 0, "cpu", tmp_path)
+    parts = learn(X, y, options, 0, "cpu", tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(whole.weights, parts.weights, strict=True))
 
 
 def test_flips_and_shifts_are_those_of_our_networks(monkeypatch):

@@ -120,6 +120,8 @@ def train(model: nn.Module, loss: Loss, x: Tensor, label: Tensor, plan: Plan, se
         seconds = time.perf_counter() - start
         position.history.append({"stage": position.stage, "epoch": position.epoch, "loss": mean, "seconds": seconds})
         if file is not None:
+            # read anew: the vectors of power iterations are other tensors after each step
+            groups = {"model": list(model.state_dict().values())}
             checkpoint.save(file, settings, position, groups, optimizer)
             write_bytes(file.with_name("log.jsonl"), "".join(json.dumps(r) + "\n" for r in position.history).encode())
     model.eval()
