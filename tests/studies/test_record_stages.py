@@ -11,6 +11,7 @@ import torch
 
 from cifar_files import publish_cifar, write_cifar
 from lrrn import Conv, load
+from lrrn.persistence.published import publish, write_radii
 from lrrn.persistence.shipped import Shipped, digest
 from lrrn.persistence.values import plain
 from lrrn.runtime import memory
@@ -300,3 +301,33 @@ def test_shipped_weights_are_measured_instead_of_trained(root, tmp_path, monkeyp
     flip_bit(models / "small.safetensors", -1)
     with pytest.raises(FileFormatError, match="SHA-256"):
         record("mnist", tmp_path / "third", output, shipped)
+
+
+def test_attacks_that_were_published_with_weights_count_until_a_row_is_attacked_here(tmp_path, monkeypatch):
+    models, folder, row = tmp_path / "models", tmp_path / "row", Row("paper_a", "mnist")
+    monkeypatch.setenv("LRRN_MODELS", str(models))
+    models.mkdir()
+    (models / "small.safetensors").write_bytes(b"weights")
+    # the second label is wrong, and the last image was not attacked
+    right, attack = np.array([True, False, True, True]), np.array([0.4, np.nan, 0.6, np.nan])
+    write_radii(models / "small.npz", publish(right, np.ones(4), np.zeros(4), attack))
+    sums = (digest(models / "small.safetensors"), "small.npz", digest(models / "small.npz"))
+    entry = Shipped("small", "small.safetensors", *sums, "mnist", "paper_a", 0, "shared", "deployed", 1.0, {}, models)
+    (models / "index.json").write_text(json.dumps([entry.as_json()]))
+    theirs = {"images": 2, "attacked": dict.fromkeys(sizes_of("mnist"), 0.5)}
+    by_attack = {"by our attacks": theirs["attacked"], "AutoAttack": theirs, "AutoAttack, not clipped": theirs, "seconds": {}}
+    before = dict.fromkeys(stages.FACTS, 0) | {"row": row.name, "tests": 4, "methods": ["paper"], "recipe": {}}
+    stages.adopt(row, folder, before | {"attacks": {"images": 3} | by_attack})
+    facts = {"seconds": 1.0, "device": "here"}
+    stages._keep(folder, stages.RIGHT, right, facts)
+    stages._keep(folder, "radii-paper", np.array([0.3, 0.9, 0.55, 2.0]), facts)
+    attacks = figures(folder)["attacks"]
+    assert attacks["images"] == 3 and {name: attacks[name] for name in by_attack} == by_attack
+    assert attacks["attacked"] == {"0.1": 2 / 3, "0.3": 2 / 3, "0.5": 1 / 3, "1": 0.0, "1.58": 0.0}
+    assert attacks["certified on AutoAttack's"]["images"] == 2 and disagreements(figures(folder)) == []
+    # radii of a new method are compared with them
+    stages._keep(folder, "radii-shared", np.array([0.3, 0.9, 0.61, 2.0]), facts)
+    assert "1 attacks inside a radius (shared)" in disagreements(figures(folder))
+    stages._keep(folder, ATTACK, np.array([0.7, 0.0]), facts)
+    attacks = figures(folder)["attacks"]
+    assert attacks["images"] == 2 and attacks["AutoAttack"] is None and attacks["by our attacks"]["0.5"] == 0.5

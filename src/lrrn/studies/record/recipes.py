@@ -119,6 +119,14 @@ _COLOUR: Recipe = {
     "flips": True,
 }
 CHANGES: dict[tuple[str, str], Recipe] = {
+    ("mnist", "accurate"): {
+        "margin": 0.4,
+        "temperature": 0.1,
+        "adversarial_eps": 0.5,
+        "decoupled_weight_decay": 0.1,
+        "shifts": 2,
+        "epochs": 60,
+    },
     ("mnist", "paper_a"): {"margin": 0.6, "temperature": 0.1, "adversarial_eps": 0.8},
     ("mnist", "paper_b"): {"margin": 1.2, "temperature": 0.1, "adversarial_eps": 1.2},
     ("mnist", "logistic"): {"C": 1.58e-4},

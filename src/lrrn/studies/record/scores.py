@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 
 from lrrn.studies.record.contenders import BRANCHED, LOCAL, SHARED
 from lrrn.studies.record.data import curve_of, sizes_of
-from lrrn.studies.record.stages import ATTACK, AUTOATTACK, RIGHT, UNCLIPPED, is_trained, kept, training_facts
+from lrrn.studies.record.stages import (
+    ATTACK,
+    AUTOATTACK,
+    BY_ATTACK,
+    PUBLISHED,
+    RIGHT,
+    UNCLIPPED,
+    is_trained,
+    kept,
+    training_facts,
+)
 
 Array = NDArray[Any]
 Sizes = Mapping[str, float]
@@ -67,26 +77,22 @@ def _certified(radius: Array, right: Array, sizes: Sizes) -> dict[str, Any]:
 
 
 def _attacked(folder: Path, right: Array, radii: dict[str, Array], sizes: Sizes) -> dict[str, Any] | None:
-    """Return figures of attacks on the first images, the certified accuracy on the same images, and contradictions."""
-    ours, about = kept(folder, ATTACK)
-    (clipped, about_clipped), (unclipped, about_unclipped) = (kept(folder, name) for name in (AUTOATTACK, UNCLIPPED))
-    if not len(ours):
+    """Return figures of attacks on the first images, the certified accuracy on the same images, and contradictions.
+
+    Without attacks of this run, those that were published with the weights count.
+    """
+    distance, by_attack = _found(folder, sizes) if len(kept(folder, ATTACK)[0]) else kept(folder, PUBLISHED)
+    if not len(distance):
         return None
-    distance = ours.copy()
-    for theirs in (clipped, unclipped):
-        both = min(len(ours), len(theirs))
-        distance[:both] = np.minimum(distance[:both], theirs[:both])
+    n_theirs = (by_attack["AutoAttack"] or {"images": 0})["images"]
     result: dict[str, Any] = {
-        "images": len(ours),
-        "accuracy": float(right[: len(ours)].mean()),
+        "images": len(distance),
+        "accuracy": float(right[: len(distance)].mean()),
         "attacked": _shares(distance, sizes),
         "median distance": _finite(float(np.median(distance))),
-        "by our attacks": _shares(ours, sizes),
-        "AutoAttack": _of_autoattack(clipped, sizes),
-        "AutoAttack, not clipped": _of_autoattack(unclipped, sizes),
-        "seconds": {"ours": about["seconds"], "AutoAttack": about_clipped["seconds"] + about_unclipped["seconds"]},
+        **{name: by_attack[name] for name in BY_ATTACK},
         "certified": {},
-        "certified on AutoAttack's": _certified(radii[BEST][: len(clipped)], right, sizes) if len(clipped) else None,
+        "certified on AutoAttack's": _certified(radii[BEST][:n_theirs], right, sizes) if n_theirs else None,
         "attacks inside a radius": {},
         "attacked below certified": [],
     }
@@ -100,6 +106,19 @@ def _attacked(folder: Path, right: Array, radii: dict[str, Array], sizes: Sizes)
             f"{method} at {size}" for size, eps in sizes.items() if (found > eps).sum() < (good & (radius > eps)).sum()
         ]
     return result
+
+
+def _found(folder: Path, sizes: Sizes) -> tuple[Array, dict[str, Any]]:
+    """Return the distances of the nearest attacks of this run, and the figures of each."""
+    ours, about = kept(folder, ATTACK)
+    (clipped, about_clipped), (unclipped, about_unclipped) = (kept(folder, name) for name in (AUTOATTACK, UNCLIPPED))
+    distance = ours.copy()
+    for theirs in (clipped, unclipped):
+        both = min(len(ours), len(theirs))
+        distance[:both] = np.minimum(distance[:both], theirs[:both])
+    seconds = {"ours": about["seconds"], "AutoAttack": about_clipped["seconds"] + about_unclipped["seconds"]}
+    figures = (_shares(ours, sizes), _of_autoattack(clipped, sizes), _of_autoattack(unclipped, sizes), seconds)
+    return distance, dict(zip(BY_ATTACK, figures, strict=True))
 
 
 def _of_autoattack(distance: Array, sizes: Sizes) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ from lrrn.attacks.autoattack import SLACK, autoattack
 from lrrn.certificates.branching import LEAVES
 from lrrn.datasets import image_shape
 from lrrn.estimators import LRRNClassifier
+from lrrn.persistence.published import read_radii
 from lrrn.persistence.serialization import load, save
 from lrrn.persistence.shipped import located, shipped_models
 from lrrn.persistence.values import plain
@@ -53,6 +54,10 @@ MANY, MANY_BRANCHED = 500, 1000
 ATTACK, AUTOATTACK, UNCLIPPED, RIGHT = "attack", "autoattack", "autoattack-unclipped", "right"
 """Files besides one file of radii per method: attack distances, and whether the label is correct. AutoAttack runs twice: on
 images that stay in [0, 1], and without that limit."""
+PUBLISHED = "attack-published"
+"""File of the attack distances that were published with the weights of a row: those of earlier runs, and the nearest of all."""
+BY_ATTACK = ("by our attacks", "AutoAttack", "AutoAttack, not clipped", "seconds")
+"""Figures of single attacks, by the names in reports."""
 FACTS = (
     *("row", "recipe", "seed", "samples", "tests", "methods", "by sample", "parameters"),
     *("seconds of training", "device of training", "versions"),
@@ -263,7 +268,8 @@ def _train(row: Row, folder: Path, X: Array, y: Array, n_tests: int, device: str
 def adopt(row: Row, folder: Path, before: dict[str, Any] | None) -> None:
     """Take the weights that ship as the model of a row that is not trained here; does nothing for rows that do not ship.
 
-    ``before`` are the figures of the row in an earlier report, which has the facts of its training.
+    ``before`` are the figures of the row in an earlier report, which has the facts of its training. Its attacks count until the
+    row is attacked here: new radii are compared with the distances that were published with the weights.
 
     Raises
     ------
@@ -281,6 +287,11 @@ def adopt(row: Row, folder: Path, before: dict[str, Any] | None) -> None:
     weights = located(model.name)
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(_model_file(folder), weights.read_bytes())
+    if "attacks" in before:
+        known, attacks = read_radii(model.radii_path), before["attacks"]
+        distance = np.where(known.right, known.attack, 0.0)[: attacks["images"]]
+        if not np.isnan(distance).any():
+            _keep(folder, PUBLISHED, distance, {name: attacks[name] for name in BY_ATTACK})
     facts = {name: before[name] for name in FACTS if name in before}
     write_bytes(folder / "training.json", (json.dumps(facts, indent=1) + "\n").encode())
 
