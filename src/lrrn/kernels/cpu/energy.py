@@ -13,7 +13,7 @@ from lrrn.kernels.cpu.arguments import Network, PackedQP
 from lrrn.kernels.cpu.arrays import empty, vector, zeros
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.coordinate_descent import fill_panels, invert_diagonal
-from lrrn.kernels.cpu.gemm import gemm
+from lrrn.kernels.cpu.gemm import gemm, gemm_in_blocks
 from lrrn.kernels.cpu.vector_sweep import PANEL
 
 
@@ -105,17 +105,17 @@ def linear(net: Network, blocks: int, x: Any, q: Any) -> None:
             for j in range(d):
                 target[j] = source[j]
         if k == 0:
-            gemm(n, d, d_in, net.both[0], x, 0, d_in, False, flat, w_at[0], d_in, True, one, q, 0, dim)
+            gemm_in_blocks(n, d, d_in, net.both[0], x, 0, d_in, False, flat, w_at[0], d_in, True, one, q, 0, dim)
         start += d
 
 
 @kernel
 def mismatch(
-    net: Network, k: int, backwards: bool, biased: bool, below: Any, below_at: int, above: Any, above_at: int, n: int, to: Any
+    net: Network, k: int, backwards: bool, below: Any, below_at: int, above: Any, above_at: int, n: int, to: Any
 ) -> None:
     """Write z_{k+1} - W_k z_k - b_k or, backwards, W_k^T z_{k+1} - z_k - c_k for ``n`` samples into a vector, row by row.
 
-    Layers are columns of the given arrays, from an offset on. Unless ``biased``, the biases are left out.
+    Layers are columns of the given arrays, from an offset on.
     """
     flat, w_at, d, d_in = net.flat, net.w_at[k], net.sizes[k + 1], net.sizes[k]
     one = flat.dtype.type(1)
@@ -126,152 +126,41 @@ def mismatch(
         row = source[i, at:]
         for j in range(width):
             value = sign * row[j]
-            if biased and bias >= 0:
+            if bias >= 0:
                 value -= flat[bias + j]
             to[i * width + j] = value
     if backwards:
-        gemm(n, d_in, d, one, above, above_at, above.shape[1], False, flat, w_at, d_in, False, one, to, 0, d_in)
+        gemm_in_blocks(n, d_in, d, one, above, above_at, above.shape[1], False, flat, w_at, d_in, False, one, to, 0, d_in)
     else:
-        gemm(n, d, d_in, -one, below, below_at, below.shape[1], False, flat, w_at, d_in, True, one, to, 0, d)
+        gemm_in_blocks(n, d, d_in, -one, below, below_at, below.shape[1], False, flat, w_at, d_in, True, one, to, 0, d)
 
 
 @kernel
 def add_layer(
-    net: Network,
-    k: int,
-    below_at: int,  # columns of the lower activations, in both arrays
-    above_at: int,
-    below: Any,
-    above: Any,
-    with_below: Any,
-    with_above: Any,
-    biased: bool,  # whether the mismatches include the biases
-    d_biases: bool,  # whether their sums are derivatives in the biases
-    weight: Any,
-    sign: Any,
-    out: Any,
+    net: Network, k: int, below: Any, below_at: int, above: Any, above_at: int, weight: Any, sign: Any, out: Any
 ) -> None:
-    """Add ``sign`` times the derivatives of one layer's energy to ``out``: products of mismatches and activations.
-
-    For a single phase both belong to the same activations.
-    """
+    """Add ``sign`` times the derivatives of one layer's energy to ``out``: products of mismatches and activations."""
     n, d, d_in, w_at = weight.shape[0], net.sizes[k + 1], net.sizes[k], net.w_at[k]
     one = net.flat.dtype.type(1)
     rows = vector(n * max(d, d_in), net.flat)
     for direction in range(2 if net.ab[k] != 0 else 1):
         backwards = direction == 1
-        mismatch(net, k, backwards, biased, below, below_at, above, above_at, n, rows)
+        mismatch(net, k, backwards, below, below_at, above, above_at, n, rows)
         width, bias = (d_in, net.c_at[k]) if backwards else (d, net.b_at[k])
         for i in range(n):
             factor = -sign * weight[i] * (net.ab[k] if backwards else net.a[k])
             for j in range(width):
                 rows[i * width + j] *= factor
-                if d_biases and bias >= 0:
+                if bias >= 0:
                     out[bias + j] += rows[i * width + j]
         if backwards:
-            left, stride = with_above, with_above.shape[1]
-            gemm(d, d_in, n, -one, left, above_at, stride, True, rows, 0, d_in, False, one, out, w_at, d_in)
+            gemm_in_blocks(
+                d, d_in, n, -one, above, above_at, above.shape[1], True, rows, 0, d_in, False, one, out, w_at, d_in
+            )  # fmt: skip
         else:
-            right, stride = with_below, with_below.shape[1]
-            gemm(d, d_in, n, one, rows, 0, d, True, right, below_at, stride, False, one, out, w_at, d_in)
-
-
-@kernel
-def add_difference(
-    net: Network,
-    k: int,
-    below_at: int,
-    above_at: int,
-    down: Any,  # lower activations: of the two phases, and their difference
-    up: Any,
-    moved: Any,
-    down_above: Any,  # upper activations, likewise
-    up_above: Any,
-    moved_above: Any,
-    weight: Any,
-    sign: Any,
-    out: Any,
-) -> None:
-    """Add ``sign`` times the difference of one layer's derivatives between two phases.
-
-    With mismatches R: R(u) u - R(v) v = R(u - v) u + R(v) (u - v), which avoids cancellation. With the same activations twice
-    it is the derivative along ``moved``.
-    """
-    add_layer(net, k, below_at, above_at, moved, moved_above, up, up_above, False, True, weight, sign, out)
-    add_layer(net, k, below_at, above_at, down, down_above, moved, moved_above, True, False, weight, sign, out)
-
-
-@kernel
-def add_later_differences(net: Network, layers: int, down: Any, up: Any, moved: Any, weight: Any, sign: Any, out: Any) -> None:
-    """Call :func:`add_difference` for the layers 1, ..., layers - 1, with stacked activations."""
-    at = net.sizes[1]
-    for k in range(1, layers):
-        add_difference(net, k, at - net.sizes[k], at, down, up, moved, down, up, moved, weight, sign, out)
-        at += net.sizes[k + 1]
-
-
-@kernel
-def add_first_difference(net: Network, x: Any, down: Any, up: Any, moved: Any, weight: Any, sign: Any, out: Any) -> None:
-    """Add ``sign`` times the difference of the first layer's derivatives between two phases, whose input is the same.
-
-    The derivatives in W_0 are written, not added, so that this part of ``out`` need not be zero before.
-
-    ``moved`` is the difference of their activations; with the same activations twice it is the derivative along ``moved``. Only
-    z_1 differs, so neither W_0 x nor, with many samples, anything as wide as the input is formed per sample.
-    """
-    flat, w_at, b_at, c_at, d, d_in = net.flat, net.w_at[0], net.b_at[0], net.c_at[0], net.sizes[1], net.sizes[0]
-    ab, both, n = net.ab[0], net.both[0], weight.shape[0]
-    one = flat.dtype.type(1)
-    few = 2 * n < d
-    # u^T u - v^T v as (u - v)^T u + v^T (u - v): the phases differ by little, and the direct difference would cancel
-    # rows: minus both times the weighted difference, ab times it, ab times the weighted v, and the difference itself
-    rows = empty(4 * n, d, flat)
-    total = zeros(1, d, flat)
-    sums = total[0]
-    for i in range(n):
-        scale = sign * weight[i]
-        # separate vectors, here and below, which the compiler can vectorise
-        seconds, differences = down[i], moved[i]
-        with_x, with_up, with_moved, copies = rows[i], rows[n + i], rows[2 * n + i], rows[3 * n + i]
-        for j in range(d):
-            difference = differences[j]
-            with_x[j] = -both * (scale * difference)
-            with_up[j] = ab * (scale * difference)
-            with_moved[j] = ab * (scale * seconds[j])
-            copies[j] = difference
-            sums[j] += scale * difference
-    if b_at >= 0:
-        for j in range(d):
-            out[b_at + j] -= net.a[0] * total[0, j]
-    if ab == 0:
-        gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one * 0, out, w_at, d_in)
-        return
-    if c_at >= 0:
-        gemm(1, d_in, d, -ab, total, 0, d, False, flat, w_at, d_in, False, one, out, c_at, d_in)
-    if few:
-        # z_1^T (z_1 W_0 - c) from the reconstructions, in one product with the other terms
-        columns = empty(3 * n, d_in, flat)
-        for i in range(n):
-            source, target = x[i], columns[i]
-            for j in range(d_in):
-                target[j] = source[j]
-        gemm(n, d_in, d, one, up, 0, up.shape[1], False, flat, w_at, d_in, False, one * 0, columns, n * d_in, d_in)
-        if c_at >= 0:
-            bias = flat[c_at:]
-            for i in range(n):
-                target = columns[n + i]
-                for j in range(d_in):
-                    target[j] -= bias[j]
-        gemm(n, d_in, d, one, rows, 3 * n * d, d, False, flat, w_at, d_in, False, one * 0, columns, 2 * n * d_in, d_in)
-        gemm(d, d_in, 3 * n, one, rows, 0, d, True, columns, 0, d_in, False, one * 0, out, w_at, d_in)
-        return
-    moments = zeros(d, d, flat)
-    gemm(d, d, n, one, rows, n * d, d, True, up, 0, up.shape[1], False, one, moments, 0, d)
-    gemm(d, d, n, one, rows, 2 * n * d, d, True, rows, 3 * n * d, d, False, one, moments, 0, d)
-    gemm(d, d_in, n, one, rows, 0, d, True, x, 0, d_in, False, one * 0, out, w_at, d_in)
-    gemm(d, d_in, d, one, moments, 0, d, False, flat, w_at, d_in, False, one, out, w_at, d_in)
-    if c_at >= 0:
-        gemm(d, d_in, 1, -ab, total, 0, d, True, flat, c_at, d_in, False, one, out, w_at, d_in)
+            gemm_in_blocks(
+                d, d_in, n, one, rows, 0, d, True, below, below_at, below.shape[1], False, one, out, w_at, d_in
+            )  # fmt: skip
 
 
 @kernel

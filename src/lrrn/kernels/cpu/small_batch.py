@@ -10,8 +10,9 @@ from lrrn.kernels.cpu.arguments import Network, PackedQP
 from lrrn.kernels.cpu.arrays import empty, vector
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.coordinate_descent import begin, narrow, solve_mixed
-from lrrn.kernels.cpu.energy import add_first_difference, add_later_differences, clear, linear, pack
-from lrrn.kernels.cpu.gemm import gemm
+from lrrn.kernels.cpu.differences import add_differences
+from lrrn.kernels.cpu.energy import clear, linear, pack
+from lrrn.kernels.cpu.gemm import gemm, gemm_in_blocks
 
 
 @kernel
@@ -135,9 +136,8 @@ def backward(
     if of_output:
         v = empty(n, dim, net.flat)
         _read_back(net, layers, z, given, v, out)
-    size, weight = vector(n, net.flat), vector(n, net.flat)
+    size = vector(n, net.flat)
     for i in range(n):
-        weight[i] = 1
         largest = 0.0
         for j in range(dim):
             largest = max(largest, abs(np.float64(v[i, j])))
@@ -163,8 +163,13 @@ def backward(
         for j in range(dim):
             w[i, j] *= size[i]
     if out.shape[0] > 0:  # minus the slope of the energy at z along w
-        add_first_difference(net, x, z, z, w, weight, -one, out)
-        add_later_differences(net, layers, z, z, w, weight, -one, out)
+        stack = empty(3 * n, dim, net.flat)
+        for i in range(n):
+            for j in range(dim):
+                stack[i, j] = -w[i, j]
+                stack[n + i, j] = z[i, j]
+                stack[2 * n + i, j] = -w[i, j]
+        add_differences(net, layers, x, stack, out)
     if d_x.shape[0] > 0:
-        gemm(n, d_0, d_1, net.both[0], w, 0, dim, False, net.flat, net.w_at[0], d_0, False, one * 0, d_x, 0, d_0)
+        gemm_in_blocks(n, d_0, d_1, net.both[0], w, 0, dim, False, net.flat, net.w_at[0], d_0, False, one * 0, d_x, 0, d_0)
     return True

@@ -11,17 +11,8 @@ from lrrn.kernels.cpu.arguments import Network, PackedQP
 from lrrn.kernels.cpu.arrays import empty, integers, numbers, vector, zeros
 from lrrn.kernels.cpu.compiled import kernel, summing
 from lrrn.kernels.cpu.coordinate_descent import begin, solve
-from lrrn.kernels.cpu.energy import (
-    add_difference,
-    add_first_difference,
-    add_later_differences,
-    add_layer,
-    clear,
-    linear,
-    mismatch,
-    pack,
-    press,
-)
+from lrrn.kernels.cpu.differences import add_differences
+from lrrn.kernels.cpu.energy import add_layer, clear, linear, mismatch, pack, press
 from lrrn.kernels.cpu.gemm import gemm
 
 
@@ -98,28 +89,36 @@ def _clamp_gradient(net: Network, y: Any, z: Any, g: Any) -> None:
 
 
 @kernel
-def _add_differences(
-    net: Network, eliminated: bool, x: Any, y: Any, down: Any, up: Any, weight: Any, sign: Any, out: Any
-) -> None:
+def _add_contrast(net: Network, eliminated: bool, x: Any, y: Any, down: Any, up: Any, weight: Any, sign: Any, out: Any) -> None:
     """Add ``sign`` times the difference of derivatives between the clamped phase, ``up``, and the free one, ``down``."""
-    n, last, hidden, origin = weight.shape[0], net.w_at.shape[0] - 1, up.shape[1], np.int64(0)
-    moved = empty(n, hidden, net.flat)
+    n, last, hidden, width = weight.shape[0], net.w_at.shape[0] - 1, up.shape[1], y.shape[1]
+    d, bias, one = net.sizes[last], net.b_at[last], net.flat.dtype.type(1)
+    output = zeros(n, width, net.flat)
     for i in range(n):
-        for j in range(hidden):
-            moved[i, j] = up[i, j] - down[i, j]
-    add_first_difference(net, x, down, up, moved, weight, sign, out)
-    add_later_differences(net, last, down, up, moved, weight, sign, out)
-    below = hidden - net.sizes[last]
+        for j in range(width):
+            if not eliminated:
+                output[i, j] = down[i, hidden + j]
+            elif bias >= 0:
+                output[i, j] = net.flat[bias + j]
     if eliminated:
-        # the free phase has no mismatch here
-        add_layer(net, last, below, origin, up, y, up, y, True, True, weight, sign, out)
-        return
-    output, moved_output = empty(n, y.shape[1], net.flat), empty(n, y.shape[1], net.flat)
+        gemm(n, width, d, one, down, hidden - d, hidden, False, net.flat, net.w_at[last], d, True, one, output, 0, width)
+    stack = empty(3 * n, hidden + width, net.flat)
     for i in range(n):
-        for j in range(y.shape[1]):
-            output[i, j] = down[i, hidden + j]
-            moved_output[i, j] = y[i, j] - output[i, j]
-    add_difference(net, last, below, origin, down, up, moved, output, y, moved_output, weight, sign, out)
+        scale = sign * weight[i]
+        _put_difference(scale, down[i], up[i], hidden, stack[i], stack[n + i], stack[2 * n + i])
+        _put_difference(scale, output[i], y[i], width, stack[i, hidden:], stack[n + i, hidden:], stack[2 * n + i, hidden:])
+    add_differences(net, last + 1, x, stack, out)
+
+
+@kernel
+def _put_difference(scale: Any, down: Any, up: Any, width: int, differences: Any, means: Any, again: Any) -> None:
+    """Write the weighted difference of two vectors, their mean, and the difference once more."""
+    half = type(scale)(0.5)
+    for j in range(width):
+        difference = scale * (up[j] - down[j])
+        differences[j] = difference
+        again[j] = difference
+        means[j] = half * (up[j] + down[j])
 
 
 @kernel
@@ -130,7 +129,7 @@ def _add_constant(net: Network, k: int, below: Any, above: Any, sign: Any, losse
     for direction in range(2 if net.ab[k] != 0 else 1):
         backwards = direction == 1
         width, factor = (d_in, net.ab[k]) if backwards else (d, net.a[k])
-        mismatch(net, k, backwards, True, below, origin, above, origin, n, rows)
+        mismatch(net, k, backwards, below, origin, above, origin, n, rows)
         for i in range(n):
             total = 0.0
             for j in range(width):
@@ -260,7 +259,7 @@ def energy_step(
     # derivatives at fixed activations
     clear(out, net.w_at[0], net.sizes[0] * net.sizes[1] if balanced else 0)
     if balanced:
-        _add_differences(net, eliminated, x, y, z_free, z_clamped, weight, sign_clamped, out)
+        _add_contrast(net, eliminated, x, y, z_free, z_clamped, weight, sign_clamped, out)
         return True
     for phase in range(2):
         at_free = phase == 0
@@ -272,5 +271,5 @@ def energy_step(
             below, below_at = (x, np.int64(0)) if k == 0 else (z, at - net.sizes[k])
             above, above_at = (z, at) if at_free or k < last else (y, np.int64(0))
             at += net.sizes[k + 1]
-            add_layer(net, k, below_at, above_at, below, above, below, above, True, True, weight, sign, out)
+            add_layer(net, k, below, below_at, above, above_at, weight, sign, out)
     return True
