@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
+from numba import njit
 
-from lrrn.kernels.cpu.compiled import kernel
-from lrrn.kernels.cpu.gemm import LEAST, SMALL, gemm_in_blocks
+from lrrn.kernels.cpu.gemm import LEAST, SMALL, gemm
 
 
-@kernel
+@njit
 def product(alpha, a, a_transposed, b, b_transposed, beta, c):
     """C = alpha op(A) op(B) + beta C, where rows of A, B and C have a column more in front and one behind."""
     m, n = c.shape[0], c.shape[1] - 2
     k = a.shape[0] if a_transposed else a.shape[1] - 2
-    gemm_in_blocks(
+    gemm(
         m, n, k, alpha, a, 1, a.shape[1], a_transposed, b, 1, b.shape[1], b_transposed, beta, c, 1, c.shape[1]
     )  # fmt: skip
 

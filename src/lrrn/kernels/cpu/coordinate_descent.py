@@ -14,7 +14,7 @@ import numpy as np
 
 from lrrn.kernels.constants import GAIN, INSIDE, LANES, SINGLE_ROUNDS, SMALLEST
 from lrrn.kernels.cpu.arguments import PackedQP
-from lrrn.kernels.cpu.arrays import integers, numbers, zeros
+from lrrn.kernels.cpu.arrays import greater, integers, lesser, numbers, zeros
 from lrrn.kernels.cpu.compiled import kernel, summing
 from lrrn.kernels.cpu.vector_sweep import PANEL, multiply_panel, squared_residuals, sweep_panel
 
@@ -32,7 +32,7 @@ def fill_panels(panels: Any, at: int, below: Any, block: Any, above: Any) -> int
     """
     width, n_below = block.shape[0], below.shape[1]
     for j0 in range(0, width, PANEL):
-        units = min(PANEL, width - j0)
+        units = lesser(PANEL, width - j0)
         for i in range(units):
             row = below[j0 + i]
             for m in range(n_below):
@@ -140,7 +140,7 @@ def _add_correction(s: int, i: int, unit: float, phase: PackedQP, z: Any, zs: An
         elif zs[m, s] == his[m, s]:
             z[i, j] = hi[row, j]
         else:
-            z[i, j] = min(max(z[i, j] + unit * zs[m, s], lo[row, j]), hi[row, j])
+            z[i, j] = lesser(greater(z[i, j] + unit * zs[m, s], lo[row, j]), hi[row, j])
 
 
 @kernel
@@ -171,7 +171,7 @@ def descend(
     sample = integers(lanes, -1)
     count = integers(lanes, 0)
     following = 0
-    for s in range(min(lanes, n)):
+    for s in range(lesser(lanes, n)):
         sample[s] = following
         _begin(s, following, unit, phase, z, g, zs, gs, los, his)
         following += 1
@@ -225,7 +225,7 @@ def residuals(
     if phase.lo.shape[0] == 1:
         _fill_bounds(LANES, phase, los, his)
     for start in range(0, n, LANES):
-        count = min(LANES, n - start)
+        count = lesser(LANES, n - start)
         for s in range(count):
             _fill_lane(s, start + s, phase, z, q, zs, gs, los, his)
         for m in range(padded):
@@ -246,7 +246,7 @@ def _scale(q: Any, i: int) -> float:
     total = 0.0
     for j in range(q.shape[1]):
         total += np.float64(q[i, j]) * np.float64(q[i, j])
-    return np.sqrt(max(1.0, total))
+    return np.sqrt(greater(1.0, total))
 
 
 @summing
@@ -294,7 +294,8 @@ def solve(
     for i in range(n):
         scale[i] = _scale(q, i)
         # stop slightly below the threshold, so that the recomputed residual is below it too
-        threshold[i] = (INSIDE * tol * scale[i]) ** 2
+        aim = INSIDE * tol * scale[i]
+        threshold[i] = aim * aim
     descend(phase, LANES, threshold, max_sweeps, None, z, g, used)
     if tol < RUNNING * (EPS_SINGLE if z.itemsize == 4 else EPS_DOUBLE):
         residuals(phase, q, z, g, norms)
@@ -344,7 +345,8 @@ def solve_mixed(
             norms[i] = _residual(phase, z, g, i)
         for _ in range(SINGLE_ROUNDS):
             for i in range(n):
-                threshold[i] = max(INSIDE * tol * scale[i] / norms[i], GAIN) ** 2
+                aim = greater(INSIDE * tol * scale[i] / norms[i], GAIN)
+                threshold[i] = aim * aim
             descend(single, LANES, threshold, max_sweeps, norms, z, g, spent)
             residuals(phase, q, z, g, norms)
             missing = False

@@ -12,7 +12,7 @@ from typing import Any
 from lrrn.kernels.cpu.arguments import Network
 from lrrn.kernels.cpu.arrays import empty, zeros
 from lrrn.kernels.cpu.compiled import kernel
-from lrrn.kernels.cpu.gemm import gemm, gemm_in_blocks
+from lrrn.kernels.cpu.gemm import gemm
 
 
 @kernel
@@ -43,19 +43,15 @@ def add_differences(
         else:
             lower, moments = moments, _moments(net, n, stack, at, d)
             if k == 0:
-                gemm_in_blocks(d, d_in, n, -net.both[0], stack, at, dim, True, x, 0, d_in, False, keep, out, w_at, d_in)
+                gemm(d, d_in, n, -net.both[0], stack, at, dim, True, x, 0, d_in, False, keep, out, w_at, d_in)
             else:
                 if lower.shape[0] == 0:
                     lower = _moments(net, n, stack, below, d_in)
                 start = n * dim + below
-                gemm_in_blocks(
-                    d, d_in, 2 * n, -net.both[k], stack, at, dim, True, stack, start, dim, False, keep, out, w_at, d_in
-                )
-                gemm_in_blocks(
-                    d, d_in, d_in, net.a[k], net.flat, w_at, d_in, False, lower, 0, d_in, False, one, out, w_at, d_in
-                )
+                gemm(d, d_in, 2 * n, -net.both[k], stack, at, dim, True, stack, start, dim, False, keep, out, w_at, d_in)
+                gemm(d, d_in, d_in, net.a[k], net.flat, w_at, d_in, False, lower, 0, d_in, False, one, out, w_at, d_in)
             if net.ab[k] != 0:
-                gemm_in_blocks(d, d_in, d, net.ab[k], moments, 0, d, False, net.flat, w_at, d_in, False, one, out, w_at, d_in)
+                gemm(d, d_in, d, net.ab[k], moments, 0, d, False, net.flat, w_at, d_in, False, one, out, w_at, d_in)
             _add_products_of_biases(net, k, sums, at, below, out)
         below, at = at, at + d
 
@@ -120,8 +116,8 @@ def _add_by_samples(net: Network, k: int, x: Any, stack: Any, at: int, below: in
             for j in range(d_in):
                 target[j] -= ab * bias[j]
     if ab != 0:
-        gemm_in_blocks(2 * n, d_in, d, ab, stack, n * dim + at, dim, False, flat, w_at, d_in, False, one, rows, 0, d_in)
-    gemm_in_blocks(d, d_in, 2 * n, one, stack, at, dim, True, rows, 0, d_in, False, keep, out, w_at, d_in)
+        gemm(2 * n, d_in, d, ab, stack, n * dim + at, dim, False, flat, w_at, d_in, False, one, rows, 0, d_in)
+    gemm(d, d_in, 2 * n, one, stack, at, dim, True, rows, 0, d_in, False, keep, out, w_at, d_in)
     if k == 0:
         return
     # a (W_k z_k + b_k)
@@ -130,5 +126,5 @@ def _add_by_samples(net: Network, k: int, x: Any, stack: Any, at: int, below: in
         if b_at >= 0:
             for j in range(d):
                 rows[i, j] = a * flat[b_at + j]
-    gemm_in_blocks(2 * n, d, d_in, a, stack, n * dim + below, dim, False, flat, w_at, d_in, True, one, rows, 0, d)
-    gemm_in_blocks(d, d_in, 2 * n, one, rows, 0, d, True, stack, below, dim, False, one, out, w_at, d_in)
+    gemm(2 * n, d, d_in, a, stack, n * dim + below, dim, False, flat, w_at, d_in, True, one, rows, 0, d)
+    gemm(d, d_in, 2 * n, one, rows, 0, d, True, stack, below, dim, False, one, out, w_at, d_in)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from lrrn.kernels.cpu.arguments import Network, PackedQP
-from lrrn.kernels.cpu.arrays import empty, vector, zeros
+from lrrn.kernels.cpu.arrays import empty, greater, lesser, vector, zeros
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.coordinate_descent import fill_panels, invert_diagonal
-from lrrn.kernels.cpu.gemm import gemm, gemm_in_blocks
+from lrrn.kernels.cpu.gemm import gemm
 from lrrn.kernels.cpu.vector_sweep import PANEL
 
 
@@ -70,7 +70,7 @@ def press(net: Network, k: int, phase: PackedQP) -> None:
         if first < 0:
             continue
         at = layout[p, 0] + (start - layout[p, 2]) * PANEL
-        for i in range(min(PANEL, d - first)):
+        for i in range(lesser(PANEL, d - first)):
             j = first + i
             block[j, j] += net.ab[k]
             for m in range(d):
@@ -105,7 +105,7 @@ def linear(net: Network, blocks: int, x: Any, q: Any) -> None:
             for j in range(d):
                 target[j] = source[j]
         if k == 0:
-            gemm_in_blocks(n, d, d_in, net.both[0], x, 0, d_in, False, flat, w_at[0], d_in, True, one, q, 0, dim)
+            gemm(n, d, d_in, net.both[0], x, 0, d_in, False, flat, w_at[0], d_in, True, one, q, 0, dim)
         start += d
 
 
@@ -130,9 +130,9 @@ def mismatch(
                 value -= flat[bias + j]
             to[i * width + j] = value
     if backwards:
-        gemm_in_blocks(n, d_in, d, one, above, above_at, above.shape[1], False, flat, w_at, d_in, False, one, to, 0, d_in)
+        gemm(n, d_in, d, one, above, above_at, above.shape[1], False, flat, w_at, d_in, False, one, to, 0, d_in)
     else:
-        gemm_in_blocks(n, d, d_in, -one, below, below_at, below.shape[1], False, flat, w_at, d_in, True, one, to, 0, d)
+        gemm(n, d, d_in, -one, below, below_at, below.shape[1], False, flat, w_at, d_in, True, one, to, 0, d)
 
 
 @kernel
@@ -142,7 +142,7 @@ def add_layer(
     """Add ``sign`` times the derivatives of one layer's energy to ``out``: products of mismatches and activations."""
     n, d, d_in, w_at = weight.shape[0], net.sizes[k + 1], net.sizes[k], net.w_at[k]
     one = net.flat.dtype.type(1)
-    rows = vector(n * max(d, d_in), net.flat)
+    rows = vector(n * greater(d, d_in), net.flat)
     for direction in range(2 if net.ab[k] != 0 else 1):
         backwards = direction == 1
         mismatch(net, k, backwards, below, below_at, above, above_at, n, rows)
@@ -154,11 +154,11 @@ def add_layer(
                 if bias >= 0:
                     out[bias + j] += rows[i * width + j]
         if backwards:
-            gemm_in_blocks(
+            gemm(
                 d, d_in, n, -one, above, above_at, above.shape[1], True, rows, 0, d_in, False, one, out, w_at, d_in
             )  # fmt: skip
         else:
-            gemm_in_blocks(
+            gemm(
                 d, d_in, n, one, rows, 0, d, True, below, below_at, below.shape[1], False, one, out, w_at, d_in
             )  # fmt: skip
 

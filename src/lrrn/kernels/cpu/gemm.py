@@ -12,12 +12,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lrrn.kernels.cpu.compiled import kernel
-
 SMALL = 10**6
 """Multiply-adds up to which OpenBLAS multiplies without copying the matrices into another layout first."""
 LEAST = 16
 """Fewest rows or columns of a block; their number is a multiple of it, so that blocks fill vectors."""
+
+CHAR, WORD, POINTER = ir.IntType(8), ir.IntType(64), ir.IntType(8).as_pointer()
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -51,85 +51,65 @@ def gemm(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         m, n, k, alpha, a, a_at, a_stride, a_transposed, b, b_at, b_stride, b_transposed, beta, c, c_at, c_stride = arguments
-        char, word, pointer = ir.IntType(8), ir.IntType(64), ir.IntType(8).as_pointer()
+        entry = context.get_data_type(signature.args[13].dtype)
 
         def data(kind: Any, value: Any, at: Any) -> Any:
-            array = context.make_array(kind)(context, builder, value)
-            return builder.bitcast(builder.gep(array.data, [at]), pointer)
-
-        def letter(transposed: Any) -> Any:
-            return builder.select(transposed, ir.Constant(char, ord("t")), ir.Constant(char, ord("n")))
+            return builder.gep(context.make_array(kind)(context, builder, value).data, [at])
 
         def slot(value: Any) -> Any:
-            return builder.bitcast(cgutils.alloca_once_value(builder, value), pointer)
+            return builder.bitcast(cgutils.alloca_once_value(builder, value), POINTER)
 
-        shape = [char, char, char, word, word, word, pointer, pointer, word, pointer, word, pointer, pointer, word]
-        routine = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), shape), "numba_xxgemm")
-        letters = {types.float32: "s", types.float64: "d"}
-        # the routine is column-major, so compute the transposed product: C^T = op(B)^T op(A)^T
-        builder.call(
-            routine,
-            [
-                ir.Constant(char, ord(letters[signature.args[13].dtype])),
-                letter(b_transposed),
-                letter(a_transposed),
-                n,
-                m,
-                k,
-                slot(alpha),
-                data(signature.args[8], b, b_at),
-                b_stride,
-                data(signature.args[4], a, a_at),
-                a_stride,
-                slot(beta),
-                data(signature.args[13], c, c_at),
-                c_stride,
-            ],
-        )
+        left = data(signature.args[4], a, a_at), a_stride, a_transposed
+        right = data(signature.args[8], b, b_at), b_stride, b_transposed
+        result = data(signature.args[13], c, c_at), c_stride
+        builder.call(_in_blocks(builder.module, entry), [m, n, k, slot(alpha), *left, *right, slot(beta), *result])
         return context.get_dummy_value()
 
     return signature, generate
 
 
-@kernel
-def gemm_in_blocks(
-    m: int,
-    n: int,
-    k: int,
-    alpha: Any,
-    a: Any,
-    a_at: int,
-    a_stride: int,
-    a_transposed: bool,
-    b: Any,
-    b_at: int,
-    b_stride: int,
-    b_transposed: bool,
-    beta: Any,
-    c: Any,
-    c_at: int,
-    c_stride: int,
-) -> None:
-    """Compute the product of :func:`gemm` in blocks of rows or of columns that BLAS takes for small.
+def _in_blocks(module: Any, entry: Any) -> Any:
+    """Return the function that computes a product in blocks of rows or columns, at most SMALL; written once per module.
 
     With one long side, such as that of the input, this takes a fifth less time. Blocks depend on the sizes only.
     """
-    by_rows = m > n
-    longer, area = max(m, n), min(m, n) * k
-    size = SMALL // max(area, 1) // LEAST * LEAST
-    if size == 0 or size > longer:
-        size = max(longer, 1)
-    for at in range(0, longer, size):
-        here = min(size, longer - at)
-        rows, columns, left, right, to = m, n, a_at, b_at, c_at
-        if by_rows:
-            rows = here
-            left += at if a_transposed else at * a_stride
-            to += at * c_stride
-        else:
-            columns = here
-            right += at * b_stride if b_transposed else at
-            to += at
-        gemm(
-            rows, columns, k, alpha, a, left, a_stride, a_transposed, b, right, b_stride, b_transposed, beta, c, to, c_stride
-        )  # fmt: skip
+    single = isinstance(entry, ir.FloatType)
+    name = f"lrrn_gemm_{'single' if single else 'double'}"
+    if name in module.globals:
+        return module.globals[name]
+    flag, numbers = ir.IntType(1), entry.as_pointer()
+    shape = [WORD, WORD, WORD, POINTER, numbers, WORD, flag, numbers, WORD, flag, POINTER, numbers, WORD]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), shape), name)
+    function.linkage = "linkonce_odr"
+    function.attributes.add("noinline")
+    m, n, k, alpha, a, a_stride, a_transposed, b, b_stride, b_transposed, beta, c, c_stride = function.args
+    builder = ir.IRBuilder(function.append_basic_block())
+    zero, least = ir.Constant(WORD, 0), ir.Constant(WORD, LEAST)
+    by_rows = builder.icmp_signed(">", m, n)
+    longer, area = builder.select(by_rows, m, n), builder.mul(builder.select(by_rows, n, m), k)
+    area = builder.select(builder.icmp_signed(">", area, zero), area, ir.Constant(WORD, 1))
+    size = builder.mul(builder.sdiv(builder.sdiv(ir.Constant(WORD, SMALL), area), least), least)
+    cut = builder.and_(builder.icmp_signed(">", size, zero), builder.icmp_signed("<", size, longer))
+    size = builder.select(cut, size, longer)
+    with cgutils.for_range_slice(builder, zero, longer, size, WORD) as (at, _):
+        left = builder.sub(longer, at)
+        here = builder.select(builder.icmp_signed("<", left, size), left, size)
+        rows, columns = builder.select(by_rows, here, m), builder.select(by_rows, n, here)
+        a_at = builder.select(by_rows, builder.select(a_transposed, at, builder.mul(at, a_stride)), zero)
+        b_at = builder.select(by_rows, zero, builder.select(b_transposed, builder.mul(at, b_stride), at))
+        c_at = builder.select(by_rows, builder.mul(at, c_stride), at)
+        arrays = [builder.bitcast(builder.gep(*one), POINTER) for one in ((a, [a_at]), (b, [b_at]), (c, [c_at]))]
+        letters = [
+            builder.select(transposed, ir.Constant(CHAR, ord("t")), ir.Constant(CHAR, ord("n")))
+            for transposed in (b_transposed, a_transposed)
+        ]
+        shape = [CHAR, CHAR, CHAR, WORD, WORD, WORD, POINTER, POINTER, WORD, POINTER, WORD, POINTER, POINTER, WORD]
+        routine = cgutils.get_or_insert_function(module, ir.FunctionType(ir.IntType(32), shape), "numba_xxgemm")
+        # the routine is column-major, so compute the transposed product: C^T = op(B)^T op(A)^T
+        kind = ir.Constant(CHAR, ord("s" if single else "d"))
+        builder.call(
+            routine,
+            [kind, *letters, columns, rows, k, alpha, arrays[1], b_stride, arrays[0], a_stride, beta, arrays[2], c_stride],
+        )
+    builder.ret_void()
+    return function

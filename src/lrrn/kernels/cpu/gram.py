@@ -11,6 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from lrrn.kernels.cpu.arrays import lesser
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.gemm import gemm
 from lrrn.kernels.cpu.vector_sweep import VECTOR_BYTES, Vectors
@@ -66,7 +67,7 @@ def gram(w: Any, out: Any) -> None:
         # shift the last tile of each row and column back, so that it does not exceed the matrix
         for i in range(0, d, TILE):
             for j in range(0, i + 1, TILE):
-                inner_products(w, min(i, d - TILE), min(j, d - TILE), vectors, out)
+                inner_products(w, lesser(i, d - TILE), lesser(j, d - TILE), vectors, out)
         if whole < d_in:
             gemm(d, d, d_in - whole, one, w, whole, d_in, False, w, whole, d_in, True, one, out, 0, d)
     for i in range(d):

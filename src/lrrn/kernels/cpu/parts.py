@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding as llvm
 import numba
 from numba import njit, types
-from numba.core import typed_passes, untyped_passes
+from numba.core import config, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags
 from numba.core.compiler_machinery import register_pass
 from numba.core.lowering import Lower
 from numba.core.runtime.context import NRTContext
+from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeLowering
 
 SUPPORTED = numba.version_info.short == (0, 68)
@@ -30,6 +32,9 @@ UNUSED = {
     *(typed_passes.InlineOverloads, typed_passes.NopythonRewrites, typed_passes.DumpParforDiagnostics),
 }
 """Passes that search for what kernels do not have, such as closures and expressions of whole arrays."""
+
+
+NUMBERS = (types.Number, types.Boolean)
 
 
 class _Flags(Flags):  # type: ignore[misc]
@@ -71,6 +76,28 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
         """Do nothing: the environment serves calls from Python."""
 
 
+INLINED = 30
+"""Largest cost, as LLVM estimates it, of a kernel that is copied to where it is called; LLVM's own limit is 225."""
+
+
+class _Outermost(JITCodeLibrary):  # type: ignore[misc]
+    """Code for calls from Python, optimised once all parts are in it."""
+
+    def _optimize_final_module(self) -> None:
+        """Optimise without unrolling loops: the inner ones are written with vectors, and others gain nothing."""
+        codegen = self._codegen
+        passes, builder = codegen._module_pass_manager(loop_vectorize=False, slp_vectorize=False, opt=0, cost="cheap")
+        passes.run(self._final_module, builder)
+        options = llvm.create_pipeline_tuning_options(speed_level=int(config.OPT))
+        options.loop_vectorization, options.slp_vectorization = bool(config.LOOP_VECTORIZE), False
+        options.loop_unrolling, options.inlining_threshold = False, INLINED
+        builder = llvm.create_pass_builder(codegen._tm, options)
+        passes = builder.getModulePassManager()
+        if config.LLVM_REFPRUNE_PASS:
+            passes.add_refprune_pass()
+        passes.run(self._final_module, builder)
+
+
 class _References(NRTContext):  # type: ignore[misc]
     """References to arrays. Numba would take all fields of an array, and all arrays of a tuple, apart for each of them.
 
@@ -101,6 +128,20 @@ def _size_of(context: Any) -> Callable[[Any], int]:
     return size
 
 
+_resolved: dict[Any, Any] = {}
+_resolve = types.Function.get_call_type
+
+
+def _resolve_once(function: Any, context: Any, args: Any, kws: Any) -> Any:
+    """Return the types of an operation, and remember those on numbers. Numba tries a dozen for each ``+``, twice."""
+    if kws or not all(isinstance(one, NUMBERS) for one in args):
+        return _resolve(function, context, args, kws)
+    key = id(function), args, ConfigStack.top_or_none()  # hashing a function takes as long as resolving it
+    if key not in _resolved:
+        _resolved[key] = _resolve(function, context, args, kws), function  # alive, so that nothing else gets its id
+    return _resolved[key][0]
+
+
 class _Lower(Lower):  # type: ignore[misc]
     context: Any
 
@@ -122,7 +163,7 @@ class _Lowering(NativeLowering):  # type: ignore[misc]
 
     def run_pass(self, state: Any) -> bool:
         if not state.flags.no_cpython_wrapper:  # the outermost kernel
-            state.library = JITCodeLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+            state.library = _Outermost(state.targetctx.codegen(), state.func_id.func_qualname)
             state.library.enable_object_caching()
         blocks = state.func_ir.blocks.values()
         made = [state.calltypes[call].return_type for block in blocks for call in block.find_exprs("call")]
@@ -146,10 +187,12 @@ class _Compiler(CompilerBase):  # type: ignore[misc]
         """Compile a function. Those that it calls, Numba's own included, become parts."""
         codegen = self.state.targetctx.codegen()
         usual, codegen._library_class = codegen._library_class, _Library
+        resolve, types.Function.get_call_type = types.Function.get_call_type, _resolve_once
         try:
             return super().compile_extra(function)
         finally:
             codegen._library_class = usual
+            types.Function.get_call_type = resolve
 
     def define_pipelines(self) -> list[Any]:
         manager = DefaultPassBuilder.define_nopython_pipeline(self.state)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lrrn.kernels.cpu.arrays import vector
+from lrrn.kernels.cpu.arrays import greater, vector
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.gemm import gemm
 
@@ -20,7 +20,7 @@ def largest_singular(w: Any, v: Any, iterations: int) -> float:
     for _ in range(iterations):
         gemm(1, d, d_in, one, v, origin, d_in, False, w, origin, d_in, True, one * 0, u, origin, d)
         gemm(1, d_in, d, one, u, origin, d, False, w, origin, d_in, False, one * 0, v, origin, d_in)
-        size = max(_norm(v), 1e-30)
+        size = greater(_norm(v), 1e-30)
         for j in range(d_in):
             v[j] = np.float64(v[j]) / size
     gemm(1, d, d_in, one, v, origin, d_in, False, w, origin, d_in, True, one * 0, u, origin, d)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lrrn.kernels.cpu.arguments import Course, Loss, Network, PackedQP, Rule
-from lrrn.kernels.cpu.arrays import empty, integers, numbers, vector, zeros
+from lrrn.kernels.cpu.arrays import empty, greater, integers, lesser, numbers, vector, zeros
 from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.gram import gram
 from lrrn.kernels.cpu.predicted_loss import prediction_step
@@ -63,8 +63,8 @@ def scale_rows(flat: Any, last: int, width: int, norms: Any) -> None:
         total = 0.0
         for j in range(width):
             total += np.float64(row[j]) * np.float64(row[j])
-        norm = max(kind(np.sqrt(total)), kind(TINY_SINGLE if flat.itemsize == 4 else TINY_DOUBLE))
-        wanted = kind(min(max(norm, norms[i, 0]), norms[i, 1]))
+        norm = greater(kind(np.sqrt(total)), kind(TINY_SINGLE if flat.itemsize == 4 else TINY_DOUBLE))
+        wanted = kind(lesser(greater(norm, norms[i, 0]), norms[i, 1]))
         if wanted != norm:
             for j in range(width):
                 row[j] = row[j] / norm * wanted
@@ -89,7 +89,7 @@ def _start(course: Course, rows: Any, lo: Any, hi: Any, free: int) -> Any:
             for j in range(free):
                 z[i, j] = course.activations[rows[i], j]
         for j in range(free):
-            z[i, j] = min(max(z[i, j], lo[0, j]), hi[0, j])
+            z[i, j] = lesser(greater(z[i, j], lo[0, j]), hi[0, j])
     return z
 
 
@@ -127,7 +127,7 @@ def energy_steps(
     cold = from_zero and course.activations.shape[0] == 0
     for i in range(course.rates.shape[0]):
         at = (course.first + i) * course.size
-        rows = course.order[at : min(at + course.size, n_all)]
+        rows = course.order[at : lesser(at + course.size, n_all)]
         n = rows.shape[0]
         weight, losses = _shares(course, rows), vector(n, net.flat)
         z_free = _start(course, rows, phase_free.lo, phase_free.hi, free)
@@ -179,7 +179,7 @@ def prediction_steps(
     cold = from_zero and course.activations.shape[0] == 0
     for i in range(course.rates.shape[0]):
         at = (course.first + i) * course.size
-        rows = course.order[at : min(at + course.size, n_all)]
+        rows = course.order[at : lesser(at + course.size, n_all)]
         n = rows.shape[0]
         weight, losses = _shares(course, rows), numbers(n)
         z = _start(course, rows, phase.lo, phase.hi, phase.lo.shape[1])

@@ -12,7 +12,7 @@ from lrrn.kernels.cpu.compiled import kernel
 from lrrn.kernels.cpu.coordinate_descent import begin, narrow, solve_mixed
 from lrrn.kernels.cpu.differences import add_differences
 from lrrn.kernels.cpu.energy import clear, linear, pack
-from lrrn.kernels.cpu.gemm import gemm, gemm_in_blocks
+from lrrn.kernels.cpu.gemm import gemm
 
 
 @kernel
@@ -171,5 +171,5 @@ def backward(
                 stack[2 * n + i, j] = -w[i, j]
         add_differences(net, layers, x, stack, out)
     if d_x.shape[0] > 0:
-        gemm_in_blocks(n, d_0, d_1, net.both[0], w, 0, dim, False, net.flat, net.w_at[0], d_0, False, one * 0, d_x, 0, d_0)
+        gemm(n, d_0, d_1, net.both[0], w, 0, dim, False, net.flat, net.w_at[0], d_0, False, one * 0, d_x, 0, d_0)
     return True

@@ -8,7 +8,7 @@ import numpy as np
 
 from lrrn.kernels.constants import ACCEPTED
 from lrrn.kernels.cpu.arguments import Network, PackedQP
-from lrrn.kernels.cpu.arrays import empty, integers, numbers, vector, zeros
+from lrrn.kernels.cpu.arrays import empty, greater, integers, numbers, vector, zeros
 from lrrn.kernels.cpu.compiled import kernel, summing
 from lrrn.kernels.cpu.coordinate_descent import begin, solve
 from lrrn.kernels.cpu.differences import add_differences
@@ -125,7 +125,7 @@ def _put_difference(scale: Any, down: Any, up: Any, width: int, differences: Any
 def _add_constant(net: Network, k: int, below: Any, above: Any, sign: Any, losses: Any) -> None:
     """Add ``sign`` times one layer's energy between two given layers to the losses."""
     n, d, d_in, origin = losses.shape[0], net.sizes[k + 1], net.sizes[k], np.int64(0)
-    rows = vector(n * max(d, d_in), net.flat)
+    rows = vector(n * greater(d, d_in), net.flat)
     for direction in range(2 if net.ab[k] != 0 else 1):
         backwards = direction == 1
         width, factor = (d_in, net.ab[k]) if backwards else (d, net.a[k])
@@ -141,7 +141,7 @@ def _add_constant(net: Network, k: int, below: Any, above: Any, sign: Any, losse
 @kernel
 def gather(data: Any, rows: Any) -> Any:
     """Return some rows of an array."""
-    out = np.empty((rows.shape[0], data.shape[1]), data.dtype)
+    out = empty(rows.shape[0], data.shape[1], data)
     for i in range(rows.shape[0]):
         # separate vectors, which the compiler can copy efficiently
         source, target = data[rows[i]], out[i]
