@@ -19,7 +19,7 @@ from torch import Tensor
 from lrrn.energy.constraints import Interval, bounds
 from lrrn.energy.rounding import Rounding
 from lrrn.linalg import split_products
-from lrrn.linalg.blocks import BlockTridiagonal, Factor, shifted_gram, symmetrised
+from lrrn.linalg.blocks import BlockTridiagonal, Deferred, Factor, shifted_gram, symmetrised
 from lrrn.linalg.layer_shape import LayerShape
 from lrrn.linalg.operator_hessian import Hessian, hessian_of
 from lrrn.linalg.operators import Dense, Operator
@@ -221,6 +221,17 @@ class LiftedEnergy:
         reach = torch.full_like(z, torch.inf).masked_fill_((z <= lo) | (z >= hi), 0)
         return BoxQP(self.free_hessian, v, -reach, reach, linear=True, holds_zero=True)
 
+    def inside(self, z: Tensor) -> Tensor | None:
+        """Return the share of rows of ``z`` in which a unit is strictly inside its interval, of shape (dim,).
+
+        None if no solver has a use for it.
+        """
+        factor = getattr(self.free_hessian, "factor", None)
+        if factor is None or not factor.saves_time:
+            return None
+        lo, hi = (bound[:, : z.shape[1]] for bound in self.box)
+        return ((z > lo) & (z < hi)).to(z.dtype).mean(0)
+
     def activations(self, x: Tensor, z: Tensor, y: Tensor | None = None) -> list[Tensor]:
         """Split stacked activations of the free phase, or of the phase clamped to ``y``, into z_1, ..., z_L.
 
@@ -328,9 +339,12 @@ class LiftedEnergy:
         if self.layers is not None and m:
             operators = [layer.operator(w.detach()) for layer, w in zip(self.layers, self.weights, strict=True)]
             return hessian_of(operators, self.discounts, self.beta, m, closed)
-        diag = [self._own_block(k) if k + 1 == m and not closed else self._pressed_block(k) for k in range(m)]
         a, beta = self.discounts[0], self.beta[0]
         factor = Factor(a, a * beta, self.weights[0].detach()) if m == 1 and not closed else None
+        if factor is not None and factor.saves_time:
+            # solvers that use the factor never need the matrix, which costs as much as several of their iterations
+            return BlockTridiagonal(Deferred(factor), (), factor)
+        diag = [self._own_block(k) if k + 1 == m and not closed else self._pressed_block(k) for k in range(m)]
         return BlockTridiagonal(tuple(diag), tuple(self._coupling(k + 1) for k in range(m - 1)), factor)
 
     @lazy

@@ -6,8 +6,9 @@ Time and memory depend on the sizes of the blocks, not on the square of the tota
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple, final, overload
 
 import torch
 from torch import Tensor
@@ -61,13 +62,37 @@ class Factor(NamedTuple):
 
 
 @final
+class Deferred(Sequence[Tensor]):
+    """The one block of a matrix that is given by a factor, computed when it is first used."""
+
+    def __init__(self, factor: Factor) -> None:
+        self._factor = factor
+
+    @lazy
+    def _blocks(self) -> tuple[Tensor]:
+        return (shifted_gram(self._factor.w, self._factor.shift, self._factor.scale),)
+
+    def __len__(self) -> int:
+        return 1
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Tensor | tuple[Tensor, ...]:
+        return self._blocks[index]
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class BlockTridiagonal:
     """A symmetric matrix given by its diagonal and sub-diagonal blocks.
 
     Parameters
     ----------
-    diag : tuple of Tensor of shape (..., d_k, d_k)
+    diag : sequence of Tensor of shape (..., d_k, d_k)
         Diagonal blocks, each symmetric. Leading dimensions, if any, are a batch of matrices.
     sub : tuple of Tensor of shape (..., d_{k+1}, d_k)
         Blocks below the diagonal, one fewer than ``diag``.
@@ -75,13 +100,20 @@ class BlockTridiagonal:
         The same matrix, if it is a I + b W W^T with a and b at least 0.
     """
 
-    diag: tuple[Tensor, ...]
+    diag: Sequence[Tensor]
     sub: tuple[Tensor, ...]
     factor: Factor | None = None
+
+    @property
+    def _sample(self) -> Tensor:
+        """A tensor of the same type, on the same device."""
+        return self.diag[0] if self.factor is None else self.factor.w
 
     @lazy
     def sizes(self) -> tuple[int, ...]:
         """Widths of the blocks."""
+        if self.factor is not None:
+            return (len(self.factor.w),)
         return tuple(block.shape[-1] for block in self.diag)
 
     @property
@@ -92,12 +124,12 @@ class BlockTridiagonal:
     @property
     def dtype(self) -> torch.dtype:
         """Type of the entries."""
-        return self.diag[0].dtype
+        return self._sample.dtype
 
     @property
     def device(self) -> torch.device:
         """Device of the blocks."""
-        return self.diag[0].device
+        return self._sample.device
 
     @property
     def diagonal(self) -> Tensor:

@@ -91,6 +91,8 @@ class BoxQP:
         Set to True if every unit is either fixed at zero or free. The problem is then a system of linear equations.
     holds_zero : bool, default=False
         Set to True if zero is within all bounds, as it is in linear equations. The gradient there is -q, without a product.
+    expected : Tensor of shape (dim,), optional
+        Share of the samples in which each unit is expected strictly inside its bounds. A solver may save time by it.
     """
 
     hessian: Hessian
@@ -99,6 +101,7 @@ class BoxQP:
     hi: Tensor
     linear: bool = False
     holds_zero: bool = False
+    expected: Tensor | None = None
 
     def __post_init__(self) -> None:
         # kernels expect both bounds to be shared, or both to be per sample
@@ -150,7 +153,7 @@ class BoxQP:
         def pick(bound: Tensor) -> Tensor:
             return bound if bound.shape[0] == 1 else bound[rows]
 
-        return BoxQP(self.hessian, self.q[rows], pick(self.lo), pick(self.hi), self.linear, self.holds_zero)
+        return BoxQP(self.hessian, self.q[rows], pick(self.lo), pick(self.hi), self.linear, self.holds_zero, self.expected)
 
     def distance_bound(self, z: Tensor, mu: float, rounding: RoundingCoefficients, x: Tensor) -> Tensor:
         """Return a proven bound on the distance from ``z`` to the minimiser, rounding included.

@@ -2,9 +2,10 @@
 
 Coordinates are scaled by diag(H)^-1/2, so the step is 1 / (L H_jj) with L a bound on the largest eigenvalue of the scaled
 Hessian. Momentum restarts sample by sample when it points uphill (O'Donoghue and Candes, 2015). Problems whose units are all
-fixed or free, such as the adjoint, are linear equations; conjugate gradients solve them with a fraction of the products. On a
-CUDA device the method is mixed precision: products in half precision, iterative refinement, and another scaling of the
-variables; see :mod:`lrrn.solvers.half_precision` and, for convolutions, :mod:`lrrn.solvers.half_operators`.
+fixed or free, such as the adjoint, are linear equations; conjugate gradients solve them with a fraction of the products. Large
+batches of one wide layer on the CPU are solved on its dual, by :mod:`lrrn.solvers.dual`. On a CUDA device the method is mixed
+precision: products in half precision, iterative refinement, and another scaling of the variables; see
+:mod:`lrrn.solvers.half_precision` and, for convolutions, :mod:`lrrn.solvers.half_operators`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lrrn.linalg.operator_hessian import Hessian, OperatorHessian
 from lrrn.qp import BoxQP
 from lrrn.solvers.base import Stepper, once_per_hessian, recompute
 from lrrn.solvers.conjugate_gradients import Conjugate, in_parts
+from lrrn.solvers.dual import BETWEEN_CHECKS, Dual, fits_dual
 from lrrn.solvers.half_operators import ABOVE_ESTIMATE, OperatorSteps, fits_operators
 from lrrn.solvers.half_precision import (
     LONGEST,
@@ -48,6 +50,8 @@ class Accelerated:
         """
         if fits_on_chip(qp):
             return 24
+        if fits_dual(qp):
+            return BETWEEN_CHECKS
         if not qp.has_matrix:
             return 12
         return LONGEST if fits_in_rows(qp) or (qp.linear and qp.q.device.type == "cpu") else 24
@@ -64,6 +68,8 @@ class Accelerated:
             return Equations(qp) if qp.linear else Rows(qp)
         if fits_operators(qp):
             return OperatorSteps(qp)
+        if fits_dual(qp):
+            return Dual(qp)
         return Conjugate(qp) if qp.linear else _Momentum(qp)
 
 

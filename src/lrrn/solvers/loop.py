@@ -11,6 +11,7 @@ from torch import Tensor
 from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution, Status
 from lrrn.runtime.devices import has_kernels
 from lrrn.solvers.base import SOLVERS, Solver, Stepper
+from lrrn.solvers.dual import fits_dual
 from lrrn.solvers.half_precision import IN_ROWS, LONGEST, statuses
 
 logger = logging.getLogger("lrrn.solvers")
@@ -40,8 +41,9 @@ def solve(
     qp : BoxQP
         The problems.
     solver : str, default="auto"
-        A name in ``SOLVERS``, or "auto": coordinate descent on the CPU, accelerated elsewhere and for the equations of wide
-        layers, and Newton for the samples on which progress is too slow. A Hessian without a matrix has accelerated only.
+        A name in ``SOLVERS``, or "auto": coordinate descent on the CPU, accelerated elsewhere, for the equations of wide layers
+        and for large batches of one wide layer, and Newton for the samples on which progress is too slow. A Hessian without a
+        matrix has accelerated only.
     tol : float, optional
         A sample has converged when its KKT residual is at most ``tol * max(1, |q|)``. Default 1e-6 in float64, 1e-4 in float32.
     aim : float, optional
@@ -114,7 +116,7 @@ def plan(solver: str, qp: BoxQP) -> list[Solver]:
     if solver == "auto" and not qp.has_matrix:
         return [SOLVERS["accelerated"]]
     if solver == "auto":
-        sweeps_units = qp.q.device.type == "cpu" and not (qp.linear and qp.dim >= WIDE)
+        sweeps_units = qp.q.device.type == "cpu" and not (qp.linear and qp.dim >= WIDE) and not fits_dual(qp)
         names = ["coordinate_descent" if sweeps_units else "accelerated", "newton"]
         logger.debug("auto: %s for %d x %d on %s", " then ".join(names), qp.n_samples, qp.dim, qp.q.device)
         return [SOLVERS[name] for name in names]
