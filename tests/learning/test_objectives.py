@@ -194,7 +194,7 @@ def test_attacks_stop_their_adjoint_early_and_keep_their_direction():
     policy = SolvePolicy(tol=1e-3, observer=lambda *of: seen.append(of[2]))
     objective(net, replace(given, policy=policy)).sum().backward()
     assert seen == [1e-3, 0.03, 1e-3, 1e-3]
-    assert SolvePolicy(tol=1e-12).for_direction().adjoint_tolerances(torch.float64).must == pytest.approx(3e-11)
+    assert SolvePolicy(tol=1e-12).direction_tolerances(torch.float64).must == pytest.approx(3e-11)
     assert SolvePolicy(fixed_sweeps=9).for_direction() == SolvePolicy(fixed_sweeps=9)
 
 

@@ -34,7 +34,8 @@ class Margin:
     adversarial_eps : float or (float, float), default=0.0
         Size of the adversarial perturbation of every training input, along the gradient of its loss; likewise. The attack has
         one gradient step. Its direction is approximate: the adjoint stops at 30 times the tolerance of other solves, or at
-        0.03. The loss at the perturbed input and its gradient are as exact as any.
+        0.03, and so does the solve at the original input if it is on the dual of a wide layer. The loss at the perturbed input
+        and its gradient are as exact as any.
     """
 
     margin: float | tuple[float, float] = 1.0

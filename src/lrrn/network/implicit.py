@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -132,15 +133,16 @@ class _Minimiser(torch.autograd.Function):
 
 
 class Asked(NamedTuple):
-    """How to solve the adjoint, and whether derivatives in x and in each parameter are needed."""
+    """How to solve the adjoint, whether derivatives in x and in each parameter are needed, and what is expected of units."""
 
     policy: SolvePolicy
     needed: tuple[bool, ...]
+    expected: Tensor | None = None
 
 
 def _general_backward(asked: Asked, energy: LiftedEnergy, v: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor | None, ...]:
     adjoint, size = unit_adjoint(energy, z, v)
-    minus = asked.policy.solve(adjoint, ADJOINT).z * -size
+    minus = asked.policy.solve(replace(adjoint, expected=asked.expected), ADJOINT).z * -size
     d_x = torch.zeros_like(x) if asked.needed[0] else None
     if d_x is not None and energy.n_free:
         # dloss/dx = a_0 (1 + beta_0) W_0^T w_1

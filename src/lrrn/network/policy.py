@@ -13,6 +13,7 @@ from lrrn.kernels.constants import ACCEPTED
 from lrrn.network.solution import warn_if_not_converged
 from lrrn.qp import DEFAULT_TOL, BoxQP, QPSolution
 from lrrn.solvers import solve, solve_fixed
+from lrrn.solvers.dual import fits_dual
 
 Observer = Callable[[QPSolution, Tensor, float, str], None]
 """Called after every solve with the solution, the scale of each residual, the tolerance and the name of the phase."""
@@ -21,7 +22,7 @@ FORWARD, ADJOINT = "forward pass", "adjoint"
 AIM = {torch.float64: 1e-13, torch.float32: 1e-5}
 """Target relative residual of the differentiable passes while they make progress, if ``tol`` is not set."""
 SLACK, DIRECTION = 30.0, 0.03
-"""Factor on the tolerances of adjoints of which only the direction counts, and the largest tolerance of these."""
+"""Factor on the tolerances of solves of which only a direction is used, and the largest tolerance of these."""
 
 
 @final
@@ -60,7 +61,7 @@ class SolvePolicy:
     observer : callable
         Called after every solve; by default it warns of samples that did not converge.
     of_direction : bool
-        Whether only the direction of derivatives counts, as in an attack.
+        Whether only the direction of derivatives counts, as in an attack. Solves may then stop earlier.
     """
 
     solver: str = "auto"
@@ -78,19 +79,19 @@ class SolvePolicy:
         return Tolerances(tol, min(aim, tol))
 
     def for_direction(self) -> SolvePolicy:
-        """Return a policy for derivatives of which only the direction counts: their adjoint may be solved less exactly."""
+        """Return a policy for derivatives of which only the direction counts: their solves may be less exact."""
         return self if self.fixed_sweeps is not None else replace(self, of_direction=True)
 
-    def adjoint_tolerances(self, dtype: torch.dtype) -> Tolerances:
-        """Return the tolerances of the adjoint."""
+    def direction_tolerances(self, dtype: torch.dtype) -> Tolerances:
+        """Return the tolerances of solves of which only a direction is used."""
         goal = self.tolerances(dtype)
-        if not self.of_direction:
-            return goal
         return Tolerances(*(max(given, min(SLACK * given, DIRECTION)) for given in (goal.must, goal.aim)))
 
     def solve(self, qp: BoxQP, phase: str, start: Tensor | None = None) -> QPSolution:
         """Solve a phase (free, clamped, nudged or adjoint), with an optional warm start, and notify the observer."""
-        goal = self.adjoint_tolerances(qp.q.dtype) if phase == ADJOINT else self.tolerances(qp.q.dtype)
+        # points of the dual are near the solution long before their residual is small, those of other solvers are not
+        looser = self.of_direction and (phase == ADJOINT or (self.solver in ("auto", "accelerated") and fits_dual(qp)))
+        goal = (self.direction_tolerances if looser else self.tolerances)(qp.q.dtype)
         if self.fixed_sweeps is not None:
             solved = solve_fixed(qp, self.fixed_sweeps, tol=goal.must, aim=goal.aim, start=start)
         else:

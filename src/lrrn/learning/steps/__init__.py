@@ -6,7 +6,7 @@ The two compiled ones also take several steps in one call, updates included.
 ``compiled``             solves and derivatives of a signed sum of energies in one compiled call on the CPU
 ``triton``               the same, and losses of the prediction, in a few Triton kernels, inside a CUDA graph
 ``compiled prediction``  compiled solves and derivatives of a loss of the prediction on the CPU, large batches in parts
-``direct prediction``    losses of the prediction on a device, with any solver
+``direct prediction``    losses of the prediction of dense networks, with any solver and device
 ``autograd``             any objective: energies have closed-form derivatives, predictions implicit ones; any solver and device
 =======================  ================================================================================================
 """

@@ -1,4 +1,4 @@
-"""Gradients of losses of the prediction on a device, with any solver, in as few operations as possible."""
+"""Gradients of losses of the prediction, with any solver, in as few operations as possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DirectPrediction:
     """Differentiates a loss of the prediction, at adversarial inputs if asked for.
 
     It computes the same as :class:`Autograd`, but writes derivatives to their places instead of adding them up, which takes
-    dozens of small kernels.
+    dozens of small kernels on a device. The solves of a step share what they find out about the units at a bound.
     """
 
     name = "direct prediction"
@@ -35,9 +35,9 @@ class DirectPrediction:
 
     @staticmethod
     def applies(net: LRRN, objective: Objective, settings: Settings) -> bool:
-        """Whether the objective is a loss of the prediction, and the network is dense, on a device, and has hidden units."""
+        """Whether the objective is a loss of the prediction, and the network is dense and has hidden units."""
         of_prediction = isinstance(objective, Margin | CrossEntropy | SquaredError)
-        return of_prediction and net.is_dense and net.W[0].device.type != "cpu" and net.energy_now().n_free > 0
+        return of_prediction and net.is_dense and net.energy_now().n_free > 0
 
     @torch.no_grad()
     def gradients(self, batch: Batch, weight: Tensor | None, n: int, rows: Tensor | None) -> Tensor:
@@ -46,21 +46,23 @@ class DirectPrediction:
         energy = self._net.energy_of([p.detach() for p in self._net.energy_parameters(x.dtype)])
         # the loss is the prediction's, and not a difference of energies
         energy = replace(energy, by_parts=True)
-        z = policy.solve(energy.free(x), FORWARD, batch.start).z
-        batch.activations = z
-        if isinstance(objective, Margin) and objective.adversarial_eps != 0:
+        attacks = isinstance(objective, Margin) and objective.adversarial_eps != 0
+        direction = policy.for_direction() if attacks else policy
+        z = direction.solve(energy.free(x), FORWARD, batch.start).z
+        batch.activations, expected = z, energy.inside(z)
+        if isinstance(objective, Margin) and attacks:
             d_y = objective.attack_slope(energy.output(x, z), batch)
             # the length of the derivative in x does not matter
             adjoint, _ = unit_adjoint(energy, z, through_output(energy, d_y, z))
-            w = policy.solve(adjoint, ADJOINT).z[:, : energy.sizes[1]]
+            w = direction.solve(replace(adjoint, expected=expected), ADJOINT).z[:, : energy.sizes[1]]
             x = objective.attacked(energy.to_inputs(w), batch)
-            z = policy.solve(energy.free(x), FORWARD, z).z
+            z = policy.solve(replace(energy.free(x), expected=expected), FORWARD, z).z
         scores = energy.output(x, z)
         with torch.enable_grad():
             losses = objective.loss(scores.requires_grad_(True), batch)
             mean = torch.dot(losses, shares(losses, weight, len(x), n))
             (d_y,) = torch.autograd.grad(mean, scores)
-        asked = Asked(policy, (False, *(True for _ in energy.weights)))
+        asked = Asked(policy, (False, *(True for _ in energy.weights)), expected)
         _, *derivatives = prediction_backward(asked, energy, d_y, x, z)
         torch.cat([cast(Tensor, part).reshape(-1) for part in derivatives], out=self._flat.gradient)
         return mean.detach()

@@ -134,7 +134,7 @@ class CompiledPrediction:
     def _loss(self, progress: np.ndarray, policy: SolvePolicy) -> Loss:
         """Return the arguments that describe the loss, for steps at some shares of training."""
         objective, ones = self._objective, np.ones(len(progress))
-        attack = policy.for_direction().adjoint_tolerances(self._first.dtype)
+        attack = policy.direction_tolerances(self._first.dtype)
         if isinstance(objective, Margin):
             numbers = (objective.margin, objective.temperature, objective.adversarial_eps)
             margin, temperature, size = (at_progress(number, progress) * ones for number in numbers)
