@@ -36,7 +36,7 @@ def batch_of(net, n, dtype, **policy) -> Batch:
     return Batch(x, target, label, policy=SolvePolicy(**policy))
 
 
-@pytest.mark.parametrize("objective", LOSSES, ids=str)
+@pytest.mark.parametrize("objective", LOSSES, ids=["margin", "adversarial", "cross entropy", "squared error"])
 def test_derivatives_of_wide_layers_in_float32_are_those_of_exact_solves(monkeypatch, objective):
     monkeypatch.setattr(dual, "UNITS_FROM", 0)
     monkeypatch.setattr(dual, "SAMPLES_FROM", 0)
