@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from lrrn import LRRNClassifier, certify, datasets
-from lrrn.persistence.values import restored
+from lrrn.persistence.values import plain, restored
 from lrrn.runtime.storage import write_bytes
 from lrrn.studies.record.baselines.learners import LEARNERS
 from lrrn.studies.record.contenders import Plain
@@ -132,7 +132,7 @@ def main() -> None:
                 last = result["last epoch"]
                 norms = last["weight_norms"]
                 print(f"  sweeps {last['sweeps']:.0f}, kappa {last['condition_number']:.0f}, norms {norms}", flush=True)
-            write_bytes(args.results, "".join(json.dumps(record) + "\n" for record in done).encode())
+            write_bytes(args.results, "".join(json.dumps(record, default=plain) + "\n" for record in done).encode())
 
 
 if __name__ == "__main__":

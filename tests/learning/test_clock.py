@@ -43,10 +43,11 @@ def test_steps_are_announced_one_after_the_other(clock):
 
 
 def test_looks_become_rarer_and_graphs_fit_in_between():
-    steps = [until_look(moment) for moment in (0, 255, 256, 4095, 4096, 10**9)]
+    steps = [until_look(moment) for moment in (0, 255, 512, 2047, 4096, 10**9)]
     assert steps == sorted(steps) and steps[0] < steps[2] < steps[4] == steps[5]
-    # an early look is as many steps as one graph has, a late one as many as several of the largest have
-    assert steps[0] in BURSTS and all(count % BURSTS[0] == 0 for count in steps[2:]) and BURSTS[-1] == 1
+    # an early look is as many steps as one graph has, a late one as many as several have
+    assert steps[0] in BURSTS and all(count % BURSTS[1] == 0 for count in steps[2:]) and steps[-1] % BURSTS[0] == 0
+    assert BURSTS[-1] == 1
 
 
 def test_early_steps_take_more_sweeps_than_are_enough():

@@ -14,15 +14,19 @@ WIDEST = 8192
 
 
 @torch.no_grad()
-def unit_adjoint(energy: LiftedEnergy, z: Tensor, v: Tensor) -> tuple[BoxQP, Tensor]:
+def unit_adjoint(energy: LiftedEnergy, z: Tensor, v: Tensor, summed: bool = False) -> tuple[BoxQP, Tensor]:
     """Return the adjoint for the directions of ``v``, rows of length one or zero, and their lengths, of shape (n, 1).
 
     The adjoint is linear in v, and for unit vectors the tolerance is relative to the gradient itself. Arguments are those of
-    :meth:`LiftedEnergy.adjoint`.
+    :meth:`LiftedEnergy.adjoint`. If only the sum over samples counts (``summed``), the tolerance may be relative to the mean
+    length: errors add up to as much, and short rows take fewer iterations. Without a kernel, rows below the mean length are
+    divided by it then.
     """
     n, dim = z.shape
     if not (0 < dim <= WIDEST and n and has_kernels(z)):
         size = row_norms(v)[:, None].to(v.dtype)
+        if summed:
+            size = size.clamp(min=size.mean())
         return energy.adjoint(z, v / torch.where(size > 0, size, 1)), size
     from lrrn.kernels.cuda.adjoint import open_units
 

@@ -24,7 +24,7 @@ from lrrn.runtime.devices import has_kernels
 
 LADDER = (8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 384)
 """Possible numbers of sweeps per phase. If the largest does not suffice, training falls back to steps without graphs."""
-LOOKS = ((0, 1), (32, 4), (128, 8), (256, 64), (4096, 512))
+LOOKS = ((0, 1), (32, 4), (128, 8), (512, 16), (2048, 64), (4096, 512))
 """Pairs of a step of training and the interval, in steps, at which counts are read from there on. Weights change fast at
 first."""
 EASE = 4

@@ -133,16 +133,21 @@ class _Minimiser(torch.autograd.Function):
 
 
 class Asked(NamedTuple):
-    """How to solve the adjoint, whether derivatives in x and in each parameter are needed, and what is expected of units."""
+    """How to solve the adjoint, whether derivatives in x and in each parameter are needed, and what is known beforehand.
+
+    That is the share of samples in which a unit is inside its bounds, and an estimate of the adjoint.
+    """
 
     policy: SolvePolicy
     needed: tuple[bool, ...]
     expected: Tensor | None = None
+    start: Tensor | None = None
 
 
 def _general_backward(asked: Asked, energy: LiftedEnergy, v: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor | None, ...]:
-    adjoint, size = unit_adjoint(energy, z, v)
-    minus = asked.policy.solve(replace(adjoint, expected=asked.expected), ADJOINT).z * -size
+    adjoint, size = unit_adjoint(energy, z, v, summed=not asked.needed[0])
+    start = None if asked.start is None else asked.start / torch.where(size > 0, size, 1)
+    minus = asked.policy.solve(replace(adjoint, expected=asked.expected), ADJOINT, start).z * -size
     d_x = torch.zeros_like(x) if asked.needed[0] else None
     if d_x is not None and energy.n_free:
         # dloss/dx = a_0 (1 + beta_0) W_0^T w_1

@@ -167,20 +167,21 @@ class Dual(Stepper):
     @in_full_precision
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
         """Recompute gradients and residuals; an iteration has left W^T z."""
-        g, image = torch.empty_like(z), self._state.image
-        if self._known is None and not bool(z.any()):
-            torch.neg(qp.q, out=g)
-        else:
+        g, norms, state = torch.empty_like(z), torch.empty(len(z), dtype=torch.float64), self._state
+        zero = self._known is None and not bool(z.any())
 
-            def work(rows: slice) -> None:
+        def work(rows: slice) -> None:
+            if zero:
+                torch.neg(qp.q[rows], out=g[rows])
+            else:
                 if self._known is not z:
-                    torch.mm(z[rows], self._w, out=image[rows])
-                torch.addmm(qp.q[rows], image[rows], self._w.mT, beta=-1, alpha=self._b, out=g[rows])
+                    torch.mm(z[rows], self._w, out=state.image[rows])
+                torch.addmm(qp.q[rows], state.image[rows], self._w.mT, beta=-1, alpha=self._b, out=g[rows])
                 g[rows].add_(z[rows], alpha=self._a)
+            norms[rows] = row_norms(kkt_residual(z[rows], g[rows], *_bounds(qp, rows)))
 
-            in_parts(work, z)
-        norms = row_norms(kkt_residual(z, g, qp.lo, qp.hi))
-        self._state.residual.copy_(norms[:, None])
+        in_parts(work, z)
+        state.residual.copy_(norms[:, None])
         return g, norms
 
     def keep(self, rows: Tensor) -> None:

@@ -49,20 +49,23 @@ class DirectPrediction:
         attacks = isinstance(objective, Margin) and objective.adversarial_eps != 0
         direction = policy.for_direction() if attacks else policy
         z = direction.solve(energy.free(x), FORWARD, batch.start).z
-        batch.activations, expected = z, energy.inside(z)
+        batch.activations, expected, start = z, energy.inside(z), None
         if isinstance(objective, Margin) and attacks:
             d_y = objective.attack_slope(energy.output(x, z), batch)
             # the length of the derivative in x does not matter
             adjoint, _ = unit_adjoint(energy, z, through_output(energy, d_y, z))
-            w = direction.solve(replace(adjoint, expected=expected), ADJOINT).z[:, : energy.sizes[1]]
-            x = objective.attacked(energy.to_inputs(w), batch)
+            start = direction.solve(replace(adjoint, expected=expected), ADJOINT).z
+            x = objective.attacked(energy.to_inputs(start[:, : energy.sizes[1]]), batch)
             z = policy.solve(replace(energy.free(x), expected=expected), FORWARD, z).z
         scores = energy.output(x, z)
         with torch.enable_grad():
             losses = objective.loss(scores.requires_grad_(True), batch)
             mean = torch.dot(losses, shares(losses, weight, len(x), n))
             (d_y,) = torch.autograd.grad(mean, scores)
-        asked = Asked(policy, (False, *(True for _ in energy.weights)), expected)
+        if start is not None and policy.fixed_sweeps is None:
+            # the attack's gradient is nearly that of the loss, up to its length
+            start *= torch.linalg.vecdot(adjoint.q, through_output(energy, d_y, z))[:, None]
+        asked = Asked(policy, (False, *(True for _ in energy.weights)), expected, start if policy.fixed_sweeps is None else None)
         _, *derivatives = prediction_backward(asked, energy, d_y, x, z)
         torch.cat([cast(Tensor, part).reshape(-1) for part in derivatives], out=self._flat.gradient)
         return mean.detach()
