@@ -33,3 +33,14 @@ def test_directions_lengths_and_free_units_of_the_kernel_are_those_by_hand(devic
     assert free.any() and not free.all() and qp.linear and qp.holds_zero
     assert torch.equal(qp.hi, torch.where(free, math.inf, 0.0).to(dtype)) and torch.equal(qp.lo, -qp.hi)
     assert qp.hessian is energy.free_hessian
+
+
+def test_rows_below_the_mean_length_are_divided_by_it_if_only_their_sum_counts(monkeypatch):
+    monkeypatch.setattr(adjoint, "WIDEST", 0)
+    energy = random_network((5, 9, 3), (1.0, 0.0)).energy_snapshot(torch.float64)
+    z, v = random_input(3, 9), random_input(3, 9, seed=1)
+    v *= (torch.tensor([0.0, 1.0, 5.0]) / v.norm(dim=1))[:, None]
+    qp, size = unit_adjoint(energy, z, v, summed=True)
+    torch.testing.assert_close(size[:, 0], torch.tensor([2.0, 2.0, 5.0], dtype=torch.float64))
+    torch.testing.assert_close(qp.q.norm(dim=1), torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(qp.q * size, v)

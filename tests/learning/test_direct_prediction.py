@@ -14,6 +14,7 @@ from lrrn.learning.flat import FlatParameters
 from lrrn.learning.losses import CrossEntropy, Margin, SquaredError
 from lrrn.learning.objectives import Batch
 from lrrn.learning.settings import Settings
+from lrrn.learning.steps import direct_prediction
 from lrrn.learning.steps.autograd import Autograd
 from lrrn.learning.steps.direct_prediction import DirectPrediction
 from lrrn.network.policy import SolvePolicy
@@ -70,6 +71,25 @@ def test_solves_before_an_attack_stop_earlier_only_on_the_dual(monkeypatch):
     assert tolerances() == [("forward pass", 1e-3), ("adjoint", 0.03), *last]
     monkeypatch.setattr(dual, "UNITS_FROM", 0)
     assert tolerances() == [("forward pass", 0.03), ("adjoint", 0.03), *last]
+
+
+def test_the_last_adjoint_starts_from_that_of_the_attack(monkeypatch):
+    monkeypatch.setattr(dual, "UNITS_FROM", 0)
+    net = random_network((20, 150, 4), beta=(1.0, 0.0), scale=2.0, dtype=torch.float32)
+    given, iterations = batch_of(net, 80, torch.float32), []
+    policy = SolvePolicy(tol=1e-3, observer=lambda solved, *_: iterations.append(float(solved.n_sweeps.double().mean())))
+
+    def spent(start):
+        iterations.clear()
+        asked = direct_prediction.Asked
+        with monkeypatch.context() as patch:
+            patch.setattr(direct_prediction, "Asked", lambda *of: asked(*of[:3], of[3] if start else None))
+            _, found = gradients(DirectPrediction, net, Margin(2.0, 0.4, 0.05), replace(given, policy=policy), None)
+        return iterations[-1], found
+
+    (warm, found), (cold, right) = spent(True), spent(False)
+    assert warm <= 0.8 * cold
+    assert float((found - right).norm()) <= 5e-3 * float(right.norm())
 
 
 def test_it_takes_dense_networks_with_hidden_units():

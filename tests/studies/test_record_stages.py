@@ -328,6 +328,13 @@ def test_attacks_that_were_published_with_weights_count_until_a_row_is_attacked_
     # radii of a new method are compared with them
     stages._keep(folder, "radii-shared", np.array([0.3, 0.9, 0.61, 2.0]), facts)
     assert "1 attacks inside a radius (shared)" in disagreements(figures(folder))
+    # a new AutoAttack takes the place of the published one
+    stages._keep(folder, stages.AUTOATTACK, np.array([0.2]), facts)
+    attacks = figures(folder)["attacks"]
+    assert attacks["images"] == 3 and attacks["attacked"]["0.3"] == 1 / 3 and attacks["seconds"] == {"AutoAttack": 1.0}
+    assert attacks["AutoAttack"] == {"images": 1, "attacked": {"0.1": 1.0, "0.3": 0.0, "0.5": 0.0, "1": 0.0, "1.58": 0.0}}
+    assert attacks["AutoAttack, not clipped"] == theirs
+    (folder / "autoattack.npz").unlink()
     stages._keep(folder, ATTACK, np.array([0.7, 0.0]), facts)
     attacks = figures(folder)["attacks"]
     assert attacks["images"] == 2 and attacks["AutoAttack"] is None and attacks["by our attacks"]["0.5"] == 0.5

@@ -65,7 +65,9 @@ class DirectPrediction:
         if start is not None and policy.fixed_sweeps is None:
             # the attack's gradient is nearly that of the loss, up to its length
             start *= torch.linalg.vecdot(adjoint.q, through_output(energy, d_y, z))[:, None]
-        asked = Asked(policy, (False, *(True for _ in energy.weights)), expected, start if policy.fixed_sweeps is None else None)
+        else:
+            start = None
+        asked = Asked(policy, (False, *(True for _ in energy.weights)), expected, start)
         _, *derivatives = prediction_backward(asked, energy, d_y, x, z)
         torch.cat([cast(Tensor, part).reshape(-1) for part in derivatives], out=self._flat.gradient)
         return mean.detach()

@@ -101,9 +101,9 @@ BASELINES: dict[str, Recipe] = {
             512,
         ),
         "image_shape": (3, 32, 32),
-        "epochs": 40,
-        "loss_options": {"offset": 1.41421, "temperature": 0.25},
+        "loss_options": {"offset": 0.70711, "temperature": 0.25},
         # those of our networks
+        "epochs": 30,
         "shifts": 3,
         "flips": True,
     },
@@ -145,7 +145,7 @@ CHANGES: dict[tuple[str, str], Recipe] = {
         "flips": True,
     },
     ("cifar10", "logistic"): {"C": 1e-4},
-    ("cifar10", "wide"): _COLOUR,
+    ("cifar10", "wide"): {**_COLOUR, "learning_rate": 1e-3, "max_condition": 100.0},
     ("cifar10", "conv"): {**_COLOUR, "hidden_sizes": (Conv(512, 8, stride=4, padding=2),)},
 }
 """Changes to the recipes for single data sets, by data set and row."""

@@ -23,6 +23,7 @@ from lrrn.studies.record.stages import (
     training_facts,
 )
 
+OURS, CLIPPED, FREE, SECONDS = BY_ATTACK
 Array = NDArray[Any]
 Sizes = Mapping[str, float]
 """Perturbation sizes by their names in tables."""
@@ -77,14 +78,11 @@ def _certified(radius: Array, right: Array, sizes: Sizes) -> dict[str, Any]:
 
 
 def _attacked(folder: Path, right: Array, radii: dict[str, Array], sizes: Sizes) -> dict[str, Any] | None:
-    """Return figures of attacks on the first images, the certified accuracy on the same images, and contradictions.
-
-    Without attacks of this run, those that were published with the weights count.
-    """
-    distance, by_attack = _found(folder, sizes) if len(kept(folder, ATTACK)[0]) else kept(folder, PUBLISHED)
+    """Return figures of attacks on the first images, the certified accuracy on the same images, and contradictions."""
+    distance, by_attack = _found(folder, sizes)
     if not len(distance):
         return None
-    n_theirs = (by_attack["AutoAttack"] or {"images": 0})["images"]
+    n_theirs = (by_attack[CLIPPED] or {"images": 0})["images"]
     result: dict[str, Any] = {
         "images": len(distance),
         "accuracy": float(right[: len(distance)].mean()),
@@ -109,20 +107,26 @@ def _attacked(folder: Path, right: Array, radii: dict[str, Array], sizes: Sizes)
 
 
 def _found(folder: Path, sizes: Sizes) -> tuple[Array, dict[str, Any]]:
-    """Return the distances of the nearest attacks of this run, and the figures of each."""
+    """Return the distances of the nearest attacks, and the figures of each attack.
+
+    If our attacks did not run here, those that were published with the weights count.
+    """
     ours, about = kept(folder, ATTACK)
-    (clipped, about_clipped), (unclipped, about_unclipped) = (kept(folder, name) for name in (AUTOATTACK, UNCLIPPED))
-    distance = ours.copy()
-    for theirs in (clipped, unclipped):
+    figures: dict[str, Any] = dict.fromkeys(BY_ATTACK)
+    if len(ours):
+        figures |= {OURS: _shares(ours, sizes), SECONDS: {"ours": about["seconds"], "AutoAttack": 0.0}}
+    else:
+        ours, figures = kept(folder, PUBLISHED)
+    distance, spent = ours.copy(), 0.0
+    for name, file in ((CLIPPED, AUTOATTACK), (FREE, UNCLIPPED)):
+        theirs, about = kept(folder, file)
         both = min(len(ours), len(theirs))
-        distance[:both] = np.minimum(distance[:both], theirs[:both])
-    seconds = {"ours": about["seconds"], "AutoAttack": about_clipped["seconds"] + about_unclipped["seconds"]}
-    figures = (_shares(ours, sizes), _of_autoattack(clipped, sizes), _of_autoattack(unclipped, sizes), seconds)
-    return distance, dict(zip(BY_ATTACK, figures, strict=True))
-
-
-def _of_autoattack(distance: Array, sizes: Sizes) -> dict[str, Any] | None:
-    return {"images": len(distance), "attacked": _shares(distance, sizes)} if len(distance) else None
+        if both:
+            distance[:both] = np.minimum(distance[:both], theirs[:both])
+            figures[name] = {"images": both, "attacked": _shares(theirs[:both], sizes)}
+            spent += about["seconds"]
+            figures[SECONDS] = {**figures[SECONDS], "AutoAttack": spent}
+    return distance, figures
 
 
 def _shares(distance: Array, sizes: Sizes) -> dict[str, float]:
