@@ -4,8 +4,8 @@ The four attacks are torchattacks', in AutoAttack's order and with its published
 ensemble takes a tenth of the steps. Each attack gets the images that earlier attacks, at this and at smaller perturbation
 sizes, did not break. A success counts only if the classifier's own prediction is wrong there.
 
-Images are float32, since FAB converts to it and cannot mix it with float64. The models still compute in float64, so only the
-last digits of gradients are lost. torchattacks keeps images in [0, 1]. To attack without that limit, the interval
+Images are float32, since FAB converts to it and cannot mix it with float64. Models compute in float64, or, as
+:func:`lrrn.attacks.as_image_model` says, in float32; predictions, which decide, are in float64. torchattacks keeps images in [0, 1]. To attack without that limit, the interval
 [-eps, 1 + eps], which no perturbation of norm eps leaves, is mapped to [0, 1].
 """
 
