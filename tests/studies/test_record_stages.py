@@ -317,6 +317,11 @@ def test_attacks_that_were_published_with_weights_count_until_a_row_is_attacked_
     theirs = {"images": 2, "attacked": dict.fromkeys(sizes_of("mnist"), 0.5)}
     by_attack = {"by our attacks": theirs["attacked"], "AutoAttack": theirs, "AutoAttack, not clipped": theirs, "seconds": {}}
     before = dict.fromkeys(stages.FACTS, 0) | {"row": row.name, "tests": 4, "methods": ["paper"], "recipe": {}}
+    flip_bit(models / "small.npz", -1)
+    with pytest.raises(FileFormatError, match="SHA-256"):
+        stages.adopt(row, folder, before | {"attacks": {"images": 3} | by_attack})
+    assert not stages.is_trained(folder)
+    flip_bit(models / "small.npz", -1)
     stages.adopt(row, folder, before | {"attacks": {"images": 3} | by_attack})
     facts = {"seconds": 1.0, "device": "here"}
     stages._keep(folder, stages.RIGHT, right, facts)

@@ -29,7 +29,7 @@ from lrrn.datasets import image_shape
 from lrrn.estimators import LRRNClassifier
 from lrrn.persistence.published import read_radii
 from lrrn.persistence.serialization import load, save
-from lrrn.persistence.shipped import located, shipped_models
+from lrrn.persistence.shipped import check_digest, located, shipped_models
 from lrrn.persistence.values import plain
 from lrrn.runtime.storage import write_bytes
 from lrrn.studies.record import baselines
@@ -274,7 +274,7 @@ def adopt(row: Row, folder: Path, before: dict[str, Any] | None) -> None:
     Raises
     ------
     FileFormatError
-        The shipped file does not have its published digest.
+        A shipped file does not have its published digest.
     ValueError
         The row ships, and no earlier report has it: its recipe may have changed since.
     """
@@ -288,6 +288,7 @@ def adopt(row: Row, folder: Path, before: dict[str, Any] | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(_model_file(folder), weights.read_bytes())
     if "attacks" in before:
+        check_digest(model.radii_path, model.radii_sha256)
         known, attacks = read_radii(model.radii_path), before["attacks"]
         distance = np.where(known.right, known.attack, 0.0)[: attacks["images"]]
         if not np.isnan(distance).any():
