@@ -5,8 +5,9 @@ ensemble takes a tenth of the steps. Each attack gets the images that earlier at
 sizes, did not break. A success counts only if the classifier's own prediction is wrong there.
 
 Images are float32, since FAB converts to it and cannot mix it with float64. Models compute in float64, or, as
-:func:`lrrn.attacks.as_image_model` says, in float32; predictions, which decide, are in float64. torchattacks keeps images in [0, 1]. To attack without that limit, the interval
-[-eps, 1 + eps], which no perturbation of norm eps leaves, is mapped to [0, 1].
+:func:`lrrn.attacks.as_image_model` says, in float32; predictions, which decide, are in float64. torchattacks keeps images in
+[0, 1]. To attack without that limit, the interval [-eps, 1 + eps], which no perturbation of norm eps leaves, is mapped to
+[0, 1].
 """
 
 from __future__ import annotations
