@@ -71,7 +71,7 @@ explore: .venv/.explore
 # makes the figures of the paper, the record and the benchmarks by make test-studies
 test: .venv/.test
 	.venv/bin/python -m pytest -n 2 --dist worksteal --durations 25 --ignore=tests/repository/test_docs.py --ignore=tests/browser \
-		--ignore=tests/runtime/test_ranks.py --ignore=tests/studies --ignore=tests/kernels/test_compiled.py
+		--ignore=tests/runtime/test_ranks.py --ignore=tests/estimators/test_cluster.py --ignore=tests/studies --ignore=tests/kernels/test_compiled.py
 
 # the studies, and what a first use compiles
 test-studies: .venv/.test
@@ -140,7 +140,7 @@ portable-quick: .venv/.test
 
 # bounded versions; benchmarks/results holds what the full ones found
 scale-out: .venv/.test
-	.venv/bin/python -m pytest -q tests/runtime/test_ranks.py
+	.venv/bin/python -m pytest -q tests/runtime/test_ranks.py tests/estimators/test_cluster.py
 	.venv/bin/python scripts/gates/scale_out.py --quick
 	.venv/bin/python scripts/gates/kill_ranks.py --kills 2
 	.venv/bin/python scripts/gates/out_of_core.py --quick
