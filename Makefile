@@ -71,7 +71,8 @@ explore: .venv/.explore
 # makes the figures of the paper, the record and the benchmarks by make test-studies
 test: .venv/.test
 	.venv/bin/python -m pytest -n 2 --dist worksteal --durations 25 --ignore=tests/repository/test_docs.py --ignore=tests/browser \
-		--ignore=tests/runtime/test_ranks.py --ignore=tests/estimators/test_cluster.py --ignore=tests/studies --ignore=tests/kernels/test_compiled.py
+		--ignore=tests/runtime/test_ranks.py --ignore=tests/estimators/test_cluster.py --ignore=tests/studies \
+		--ignore=tests/kernels/test_compiled.py
 
 # the studies, and what a first use compiles
 test-studies: .venv/.test

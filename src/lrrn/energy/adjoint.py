@@ -18,9 +18,9 @@ def unit_adjoint(energy: LiftedEnergy, z: Tensor, v: Tensor, summed: bool = Fals
     """Return the adjoint for the directions of ``v``, rows of length one or zero, and their lengths, of shape (n, 1).
 
     The adjoint is linear in v, and for unit vectors the tolerance is relative to the gradient itself. Arguments are those of
-    :meth:`LiftedEnergy.adjoint`. If only the sum over samples counts (``summed``), the tolerance may be relative to the mean
-    length: errors add up to as much, and short rows take fewer iterations. Without a kernel, rows below the mean length are
-    divided by it then.
+    :meth:`LiftedEnergy.adjoint`. If only the sum over samples counts (``summed``), rows below the mean length are divided by
+    it, and it is returned for them: the tolerance is relative to it, errors add up to as much, and short rows take fewer
+    iterations. The kernel divides each row by its own length all the same.
     """
     n, dim = z.shape
     if not (0 < dim <= WIDEST and n and has_kernels(z)):
