@@ -13,6 +13,7 @@ from typing import NamedTuple, final, overload
 import torch
 from torch import Tensor
 
+from lrrn.linalg.products import RightFactor
 from lrrn.runtime.lazy import lazy
 from lrrn.runtime.precision import in_full_precision
 
@@ -136,6 +137,12 @@ class BlockTridiagonal:
         """The main diagonal, of shape (..., dim)."""
         return torch.cat([block.diagonal(dim1=-2, dim2=-1) for block in self.diag], dim=-1)
 
+    @lazy
+    def through(self) -> tuple[RightFactor, RightFactor]:
+        """Products of rows with W and with W^T of the factor."""
+        assert self.factor is not None
+        return RightFactor(self.factor.w), RightFactor(self.factor.w.mT)
+
     def to(self, dtype: torch.dtype) -> BlockTridiagonal:
         """Return the matrix in another float type."""
         return BlockTridiagonal(tuple(b.to(dtype) for b in self.diag), tuple(b.to(dtype) for b in self.sub))
@@ -148,8 +155,8 @@ class BlockTridiagonal:
     def matmul(self, z: Tensor) -> Tensor:
         """Multiply each row of ``z``, of shape (n, dim), by the matrix."""
         if self.factor is not None and self.factor.saves_time:
-            shift, scale, w = self.factor
-            return torch.addmm(z, z @ w, w.mT, beta=shift, alpha=scale)
+            by_w, by_transpose = self.through
+            return by_transpose(by_w(z)).mul_(self.factor.scale).add_(z, alpha=self.factor.shift)
         if len(self.diag) == 1:
             return z @ self.diag[0]
         blocks = self.split(z)

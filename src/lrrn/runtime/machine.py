@@ -19,6 +19,11 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(next((line for line in _cpuinfo() if line.startswith("flags")), "").partition(":")[2].split())
 
 
+def cpu_vendor() -> str:
+    """Return the maker of the processor as it states it, such as GenuineIntel; empty if it is unknown."""
+    return next((line for line in _cpuinfo() if line.startswith("vendor_id")), "").partition(":")[2].strip()
+
+
 def _cpuinfo() -> list[str]:
     try:
         return Path("/proc/cpuinfo").read_text().splitlines()

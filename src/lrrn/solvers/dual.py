@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lrrn.kernels.constants import INSIDE
 from lrrn.linalg.blocks import BlockTridiagonal
+from lrrn.linalg.products import RightFactor
 from lrrn.qp import BoxQP, kkt_residual, row_norms
 from lrrn.runtime.precision import in_full_precision
 from lrrn.solvers.base import Stepper, once_per_hessian
@@ -73,10 +74,11 @@ class Dual(Stepper):
     def __init__(self, qp: BoxQP) -> None:
         factor = qp.matrix.factor
         assert factor is not None
-        self._a, self._b, self._w = factor
-        wide, narrow, one = (qp.q.new_zeros((qp.n_samples, width)) for width in (qp.dim, self._w.shape[1], 1))
+        self._a, self._b, w = factor
+        self._by_w, self._by_transpose = qp.matrix.through
+        wide, narrow, one = (qp.q.new_zeros((qp.n_samples, width)) for width in (qp.dim, w.shape[1], 1))
         self._state = _State(narrow, narrow.clone(), wide, narrow.clone(), narrow.clone(), one, one.clone())
-        self._inverse: Tensor | None = None
+        self._inverse: RightFactor | None = None
         self._known: Tensor | None = None  # the points whose W^T z is in the state
 
     @in_full_precision
@@ -95,7 +97,7 @@ class Dual(Stepper):
                 used[rows] = self._iterate(state, z[rows], *bounds, qp.linear, min(sweeps, FIRST), None)
             else:
                 now = state.y - state.image
-                size = torch.linalg.vecdot(now, now @ cast(Tensor, self._inverse))[:, None]
+                size = torch.linalg.vecdot(now, cast(RightFactor, self._inverse)(now))[:, None]
                 used[rows] = self._iterate(state, z[rows], *bounds, qp.linear, sweeps, goal[rows] * size)
 
         in_parts(work, z)
@@ -104,7 +106,7 @@ class Dual(Stepper):
 
     def _begin(self, qp: BoxQP, z: Tensor, g: Tensor) -> None:
         """Factor the preconditioner; start from the points, or from a guess if they are zero."""
-        a, b, w, state = self._a, self._b, self._w, self._state
+        a, b, state = self._a, self._b, self._state
         cold = not (qp.linear or bool(z.any()))
         if cold or qp.expected is not None:
             inverse, weight = _common_preconditioner(qp.matrix, qp.expected)
@@ -117,13 +119,13 @@ class Dual(Stepper):
             y, pull = state.y[rows], state.pull[rows]
             if cold:
                 # the solution if every unit had the weight that it has in the preconditioner, and no bounds
-                torch.mm((qp.q[rows] * (weight / a)) @ w, inverse, out=y)
-                torch.addmm(qp.q[rows], y, w.mT, beta=1 / a, alpha=-b / a, out=pull)
+                inverse(self._by_w(qp.q[rows] * (weight / a)), out=y)
+                torch.sub(qp.q[rows], self._by_transpose(y), alpha=b, out=pull).div_(a)
             else:
                 y.copy_(state.image[rows])
                 torch.add(z[rows], g[rows], alpha=-1 / a, out=pull)
             torch.clamp(pull, *_bounds(qp, rows), out=z[rows])
-            torch.mm(z[rows], w, out=state.image[rows])
+            self._by_w(z[rows], out=state.image[rows])
 
         in_parts(work, z)
 
@@ -143,7 +145,7 @@ class Dual(Stepper):
         now, steepest, along = torch.empty_like(state.y), torch.empty_like(state.y), torch.empty_like(z)
         for k in range(sweeps):
             torch.sub(state.y, state.image, out=now)
-            torch.mm(now, cast(Tensor, self._inverse), out=steepest)
+            cast(RightFactor, self._inverse)(now, out=steepest)
             if limit is not None:
                 # false of what is not finite
                 open_ = (torch.linalg.vecdot(now, steepest)[:, None] > limit)[:, 0].nonzero()[:, 0]
@@ -158,9 +160,9 @@ class Dual(Stepper):
                         whole[open_] = moved
                     break
             turn(now.numpy(), steepest.numpy(), arrays[0], state.size.numpy(), arrays[1])
-            torch.mm(state.direction, self._w.mT, out=along)
+            self._by_transpose(state.direction, out=along)
             search(along.numpy(), lo.numpy(), hi.numpy(), ratio, linear, *arrays)
-            torch.mm(z, self._w, out=state.image)
+            self._by_w(z, out=state.image)
             used += 1
         return used
 
@@ -175,9 +177,9 @@ class Dual(Stepper):
                 torch.neg(qp.q[rows], out=g[rows])
             else:
                 if self._known is not z:
-                    torch.mm(z[rows], self._w, out=state.image[rows])
-                torch.addmm(qp.q[rows], state.image[rows], self._w.mT, beta=-1, alpha=self._b, out=g[rows])
-                g[rows].add_(z[rows], alpha=self._a)
+                    self._by_w(z[rows], out=state.image[rows])
+                self._by_transpose(state.image[rows], out=g[rows])
+                g[rows].mul_(self._b).sub_(qp.q[rows]).add_(z[rows], alpha=self._a)
             norms[rows] = row_norms(kkt_residual(z[rows], g[rows], *_bounds(qp, rows)))
 
         in_parts(work, z)
@@ -194,7 +196,7 @@ def _bounds(qp: BoxQP, rows: slice) -> tuple[Tensor, Tensor]:
     return (qp.lo, qp.hi) if len(qp.lo) == 1 else (qp.lo[rows], qp.hi[rows])
 
 
-def _preconditioner(h: BlockTridiagonal, share: Tensor | None) -> tuple[Tensor, Tensor]:
+def _preconditioner(h: BlockTridiagonal, share: Tensor | None) -> tuple[RightFactor, Tensor]:
     """Return the inverse of DAMPING I + b/a W^T diag(weight) W, or the identity if it cannot be factored, and the weights.
 
     These are the roots of the shares: units that are seldom inside would otherwise count too little in the samples in which
@@ -206,13 +208,15 @@ def _preconditioner(h: BlockTridiagonal, share: Tensor | None) -> tuple[Tensor, 
     weight = (torch.full_like(w[:, 0], GUESS) if share is None else share).sqrt()
     weighted, gram = w * weight[:, None], w.new_empty((w.shape[1], w.shape[1]))
 
+    by_weighted = RightFactor(weighted)
+
     def work(columns: slice) -> None:
-        torch.mm(w.mT[columns], weighted, out=gram[columns])
+        by_weighted(w.mT[columns], out=gram[columns])
 
     in_parts(work, gram, COLUMNS)
     gram.mul_(b / a).diagonal().add_(DAMPING)
     lower, info = torch.linalg.cholesky_ex(gram)
-    return (torch.eye(len(gram)).to(w) if int(info) else torch.cholesky_inverse(lower)), weight
+    return RightFactor(torch.eye(len(gram)).to(w) if int(info) else torch.cholesky_inverse(lower)), weight
 
 
 _common_preconditioner = once_per_hessian(_preconditioner)
