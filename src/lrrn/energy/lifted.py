@@ -23,6 +23,7 @@ from lrrn.linalg.blocks import BlockTridiagonal, Deferred, Factor, shifted_gram,
 from lrrn.linalg.layer_shape import LayerShape
 from lrrn.linalg.operator_hessian import Hessian, hessian_of
 from lrrn.linalg.operators import Dense, Operator
+from lrrn.linalg.products import RightFactor
 from lrrn.qp import BoxQP, row_norms
 from lrrn.runtime.lazy import lazy
 from lrrn.runtime.precision import in_full_precision
@@ -226,8 +227,7 @@ class LiftedEnergy:
 
         None if no solver has a use for it.
         """
-        factor = getattr(self.free_hessian, "factor", None)
-        if factor is None or not factor.saves_time:
+        if self._through is None:
             return None
         lo, hi = (bound[:, : z.shape[1]] for bound in self.box)
         return ((z > lo) & (z < hi)).to(z.dtype).mean(0)
@@ -357,10 +357,17 @@ class LiftedEnergy:
         """Parts of W_0, if products may use them, and it is a large matrix on a device with tensor cores."""
         return split_products.halves(self.weights[0].detach()) if self.by_parts and self.layers is None else None
 
+    @property
+    def _through(self) -> tuple[RightFactor, RightFactor] | None:
+        """Products of rows with W_0 and with its transpose, if solvers of the free phase use them."""
+        return self.free_hessian.through if isinstance(self.free_hessian, BlockTridiagonal) else None
+
     @in_full_precision
     @torch.no_grad()
     def to_inputs(self, y: Tensor) -> Tensor:
         """Return W_0^T y for rows of ``y``, of shape (n, d_1)."""
+        if self._through is not None:
+            return self._through[0](y)
         halves = self._halves if len(y) >= split_products.MANY else None
         return self.operators[0].adjoint(y) if halves is None else split_products.rows_times(y, halves)
 
@@ -398,7 +405,9 @@ class LiftedEnergy:
         if m == 0:
             return x.new_empty((x.shape[0], 0))
         alpha, halves = self.discounts[0] * (1 + self.beta[0]), self._halves if len(x) >= split_products.MANY else None
-        if halves is None:
+        if self._through is not None:
+            first = self._through[1](x).mul_(alpha).add_(constants[0])
+        elif halves is None:
             first = self.operators[0].added(constants[0], x, alpha)
         else:
             first = split_products.rows_times(x, halves.mT, constants[0], alpha)

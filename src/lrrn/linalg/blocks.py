@@ -138,9 +138,10 @@ class BlockTridiagonal:
         return torch.cat([block.diagonal(dim1=-2, dim2=-1) for block in self.diag], dim=-1)
 
     @lazy
-    def through(self) -> tuple[RightFactor, RightFactor]:
-        """Products of rows with W and with W^T of the factor."""
-        assert self.factor is not None
+    def through(self) -> tuple[RightFactor, RightFactor] | None:
+        """Products of rows with W and with W^T of the factor; None if products do not go through W."""
+        if self.factor is None or not self.factor.saves_time:
+            return None
         return RightFactor(self.factor.w), RightFactor(self.factor.w.mT)
 
     def to(self, dtype: torch.dtype) -> BlockTridiagonal:
@@ -154,7 +155,7 @@ class BlockTridiagonal:
     @in_full_precision
     def matmul(self, z: Tensor) -> Tensor:
         """Multiply each row of ``z``, of shape (n, dim), by the matrix."""
-        if self.factor is not None and self.factor.saves_time:
+        if self.factor is not None and self.through is not None:
             by_w, by_transpose = self.through
             return by_transpose(by_w(z)).mul_(self.factor.scale).add_(z, alpha=self.factor.shift)
         if len(self.diag) == 1:

@@ -72,10 +72,9 @@ class Dual(Stepper):
     """
 
     def __init__(self, qp: BoxQP) -> None:
-        factor = qp.matrix.factor
-        assert factor is not None
-        self._a, self._b, w = factor
-        self._by_w, self._by_transpose = qp.matrix.through
+        factor, through = qp.matrix.factor, qp.matrix.through
+        assert factor is not None and through is not None
+        (self._a, self._b, w), (self._by_w, self._by_transpose) = factor, through
         wide, narrow, one = (qp.q.new_zeros((qp.n_samples, width)) for width in (qp.dim, w.shape[1], 1))
         self._state = _State(narrow, narrow.clone(), wide, narrow.clone(), narrow.clone(), one, one.clone())
         self._inverse: RightFactor | None = None
