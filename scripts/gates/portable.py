@@ -27,7 +27,7 @@ OLD = ("numpy", "scipy", "scikit-learn", "numba")
 NUMERICAL = (
     "verified bounds energy error_bound oracle solver_contract solver_choice accelerated small_batch compiled_step gradients "
     "derivatives certify local shared multiplier energies single_precision precision objectives network trainer portable "
-    "linear_layer_claims lipschitz_claims gamma_claims energy_claims"
+    "linear_layer_claims lipschitz_claims gamma_claims energy_claims products dual"
 ).split()
 """The tests whose outcome depends on arithmetic, by name."""
 QUICK = "verified energy error_bound oracle small_batch compiled_step gradients derivatives multiplier portable".split()
@@ -54,6 +54,7 @@ SETTINGS = (
     Setting("MKL: AVX2", {"MKL_ENABLE_INSTRUCTIONS": "AVX2"}, "avx2"),
     Setting("MKL: SSE4.2", {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}, "sse4_2"),
     Setting("MKL: compatible", {"MKL_CBWR": "COMPATIBLE"}),
+    Setting("oneDNN: AVX2", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "avx512f"),
     Setting("OpenBLAS: Haswell", {"OPENBLAS_CORETYPE": "Haswell"}, "avx2"),
     Setting("OpenBLAS: Zen", {"OPENBLAS_CORETYPE": "Zen"}, "avx2"),
     Setting("OpenBLAS: SkylakeX", {"OPENBLAS_CORETYPE": "SkylakeX"}, "avx512f"),

@@ -106,6 +106,22 @@ def sums(pair, rounds):
     return found
 
 @kernel
+def entries(x, i, j):
+    y = np.zeros_like(x)
+    y[i, j] = x[j, i]
+    y[-1, j] += x[i, -2]
+    return y, x[i][j], x[i, j:][0]
+
+@kernel
+def counted(flags, small):
+    found = 0
+    for i in range(flags.shape[0]):
+        if flags[i]:
+            found += small[i]
+    small[np.uint8(0)] = found
+    return found
+
+@kernel
 def of_new_pair(x, rounds):
     found = 0.0
     for i in range(rounds):
@@ -131,6 +147,21 @@ def test_kernels_inside_kernels_give_what_they_give_alone(kernels):
     x = np.arange(4.0)
     assert kernels.outer(x, 3) == kernels.outer.py_func(x, 3) == 6 + 10 * 30
     assert np.array_equal(kernels.shifted(x, 3, True), x + 6) and kernels.total(x) == 6
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("i", "j"), [(0, 2), (-1, 1), (2, -3), (np.uint32(1), np.int8(-2))])
+def test_entries_of_arrays_are_those_of_numpy(kernels, order, i, j):
+    x = np.asarray(np.arange(9.0).reshape(3, 3), order=order)
+    for found, expected in zip(kernels.entries(x, i, j), kernels.entries.py_func(x, int(i), int(j)), strict=True):
+        assert np.array_equal(found, expected)
+    spread = np.arange(36.0).reshape(6, 6)[::2, ::2]
+    assert np.array_equal(kernels.entries(spread, i, j)[0], kernels.entries.py_func(spread, int(i), int(j))[0])
+
+
+def test_entries_of_any_type_are_read_and_written(kernels):
+    flags, small = np.array([True, False, True]), np.array([3, 5, 7], np.int16)
+    assert kernels.counted(flags, small) == 10 and small.tolist() == [10, 5, 7]
 
 
 def test_an_error_inside_passes_through(kernels):

@@ -13,6 +13,7 @@ import torch
 
 import lrrn
 from lrrn import datasets
+from lrrn.linalg.products import onednn_is_faster
 from lrrn.network import LRRN
 from lrrn.runtime.machine import cores, processor
 from lrrn.runtime.threads import workers
@@ -25,6 +26,7 @@ ARITHMETIC = (
     "ATEN_CPU_CAPABILITY",
     "MKL_ENABLE_INSTRUCTIONS",
     "MKL_CBWR",
+    "ONEDNN_MAX_CPU_ISA",
     "OPENBLAS_CORETYPE",
     "NUMBA_CPU_NAME",
     "NUMBA_CPU_FEATURES",
@@ -125,10 +127,11 @@ def _arithmetic() -> dict[str, Any]:
 
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     own = numba.config.CPU_NAME or binding.get_host_cpu_name()
+    wide = ", oneDNN for wide layers in float32" if onednn_is_faster() else ""
     return {
         "processor": processor(),
         "torch kernels": torch.backends.cpu.get_cpu_capability(),
-        "torch BLAS": "MKL" if torch.backends.mkl.is_available() else "no MKL",
+        "torch BLAS": ("MKL" if torch.backends.mkl.is_available() else "no MKL") + wide,
         "NumPy and SciPy BLAS": [f"{pool['internal_api']} {pool.get('architecture') or ''}".strip() for pool in blas],
         "compiled kernels for": own,
         "threads": workers(),

@@ -54,7 +54,7 @@ def gemm(
         entry = context.get_data_type(signature.args[13].dtype)
 
         def data(kind: Any, value: Any, at: Any) -> Any:
-            return builder.gep(context.make_array(kind)(context, builder, value).data, [at])
+            return builder.gep(context.data_model_manager[kind].get(builder, value, "data"), [at])
 
         def slot(value: Any) -> Any:
             return builder.bitcast(cgutils.alloca_once_value(builder, value), POINTER)

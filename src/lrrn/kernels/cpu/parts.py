@@ -21,6 +21,7 @@ from numba.core.lowering import Lower
 from numba.core.runtime.context import NRTContext
 from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeLowering
+from numba.np.arrayobj import fix_integer_index, load_item, store_item
 
 SUPPORTED = numba.version_info.short == (0, 68)
 """Whether Numba's internals are as this module expects: those of the version that it is tested with. With others, kernels are
@@ -143,7 +144,45 @@ def _resolve_once(function: Any, context: Any, args: Any, kws: Any) -> Any:
 
 
 class _Lower(Lower):  # type: ignore[misc]
+    """Numba's last step in Python, with short code for entries of arrays: Numba takes a whole array apart for each of them."""
+
     context: Any
+
+    def lower_getitem(self, resty: Any, expr: Any, value: Any, index: Any, signature: Any) -> Any:
+        """Read an entry of an array, or what else has items."""
+        place = self._entry(value.name, index.name)
+        if place is None:
+            return super().lower_getitem(resty, expr, value, index, signature)
+        kind = self.typeof(value.name)
+        return self.context.cast(self.builder, load_item(self.context, self.builder, kind, place), kind.dtype, resty)
+
+    def lower_setitem(self, target_var: Any, index_var: Any, value_var: Any, signature: Any) -> Any:
+        """Write an entry of an array, or what else has items."""
+        place = self._entry(target_var.name, index_var.name)
+        if place is None:
+            return super().lower_setitem(target_var, index_var, value_var, signature)
+        kind = self.typeof(target_var.name)
+        value = self.context.cast(self.builder, self.loadvar(value_var.name), self.typeof(value_var.name), kind.dtype)
+        return store_item(self.context, self.builder, kind, value, place)
+
+    def _entry(self, name: str, index_name: str) -> Any:
+        """Return the address of an entry, or None if it is not one of a contiguous array, by a number for each dimension."""
+        array, place = self.typeof(name), self.typeof(index_name)
+        several = isinstance(place, types.BaseTuple)
+        kinds = [types.unliteral(one) for one in (place if several else (place,))]
+        if not (isinstance(array, types.Array) and array.layout == "C" and array.ndim == len(kinds)):
+            return None
+        if not all(isinstance(one, types.Integer) for one in kinds):
+            return None
+        builder, value, index = self.builder, self.loadvar(name), self.loadvar(index_name)
+        fields = self.context.data_model_manager[array]
+        shape = fields.get(builder, value, "shape")
+        at = None
+        for k, kind in enumerate(kinds):
+            length, one = builder.extract_value(shape, k), builder.extract_value(index, k) if several else index
+            one = fix_integer_index(self.context, builder, kind, one, length)
+            at = one if at is None else builder.add(builder.mul(at, length), one)
+        return builder.gep(fields.get(builder, value, "data"), [at])
 
     def create_cpython_wrapper(self, release_gil: bool = False) -> None:
         """Make the function that Python calls, which holds references to all its arguments."""

@@ -7,7 +7,7 @@ and the update runs near the rate of a matrix product. On machines with narrower
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -73,9 +73,17 @@ class Vectors:
         )
 
 
-def _arrays(context: Any, builder: Any, signature: Any, arguments: Any, count: int) -> list[Any]:
-    kinds = signature.args[:count]
-    return [context.make_array(kind)(context, builder, value) for kind, value in zip(kinds, arguments[:count], strict=True)]
+class _Array(NamedTuple):
+    data: Any
+    shape: Any
+
+
+def _arrays(context: Any, builder: Any, signature: Any, arguments: Any, count: int) -> list[_Array]:
+    models = [context.data_model_manager[kind] for kind in signature.args[:count]]
+    return [
+        _Array(model.get(builder, value, "data"), model.get(builder, value, "shape"))
+        for model, value in zip(models, arguments[:count], strict=True)
+    ]
 
 
 def _update_rows(
