@@ -10,10 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrrn.learning import Contrastive, Data, Settings, Trainer
+from lrrn.linalg import products
 from lrrn.runtime.precision import _allowed, full_precision, in_full_precision
 from oracles import random_input, random_network
 
-PRODUCTS = ("aten.mm.", "aten.addmm", "aten.bmm.", "aten.mv.", "aten.addmv")
+PRODUCTS = ("aten.mm.", "aten.addmm", "aten.bmm.", "aten.mv.", "aten.addmv", "aten.mkldnn_linear.")
 
 
 def by_name():
@@ -136,3 +137,13 @@ def test_an_error_restores_what_was_allowed():
 
     with pytest.raises(ValueError, match="no such luck"):
         fails()
+
+
+@pytest.mark.parametrize("library", ["MKL", "oneDNN"])
+def test_products_with_a_fixed_matrix_are_in_full_precision(monkeypatch, library):
+    if library == "oneDNN" and not torch.backends.mkldnn.is_available():
+        pytest.skip("this build of torch is without oneDNN")
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: library == "oneDNN")
+    with Products() as found:
+        products.RightFactor(torch.ones(30, 20))(torch.ones(4, 30))
+    assert found.seen and all(found.seen)
