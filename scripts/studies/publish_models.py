@@ -206,7 +206,7 @@ def card(entry: Shipped, results: Published, facts: dict[str, Any], commit: str)
         "|---|---|",
         f"| accuracy | {entry.accuracy:.2%} |",
         *(f"| certified accuracy at {size} | {share:.2%} |" for size, share in entry.certified.items()),
-        f"| median certified radius | {np.median(np.where(results.right, results.radius, 0)):.3f} |",
+        f"| median certified radius, 0 where wrong | {np.median(np.where(results.right, results.radius, 0)):.3f} |",
         f"| images attacked (right labels) | {len(attacked)} |",
         f"| median of the nearest attack found on them | {np.median(attacked) if len(attacked) else np.nan:.3f} |",
         f"| median certified radius of the same images | {np.median(own) if len(attacked) else np.nan:.3f} |",

@@ -254,13 +254,16 @@ def _methods(data: str, groups: Mapping[str, list[Row]], results: Results) -> Se
 def _share_of_the_certificate(data: str, groups: Mapping[str, list[Row]], results: Results) -> list[str]:
     """Say how much of the certified accuracy of a wide network is due to the per-sample certificate."""
     size, group = list(sizes_of(data))[-1], groups.get("wide", [])
-    alone = _each(group, results, lambda r: r["radii"]["multiplier"]["certified"][size] if "multiplier" in r["radii"] else None)
-    if not alone:
+    both = [row for row in group if row in results and "multiplier" in results[row]["radii"]]
+    if not both:
         return []
-    best = _each(group, results, lambda r: certified(r, size))
+    alone = _each(both, results, lambda r: r["radii"]["multiplier"]["certified"][size])
+    best = _each(both, results, lambda r: certified(r, size))
+    seeds = "seed" + "s" * (len(both) > 1) + " " + ", ".join(str(row.seed) for row in both)
     return [
         "The gain over 1-Lipschitz libraries is mostly the certificate: by `multiplier` alone, a constant for each pair of "
-        f"classes as theirs, `wide` has {100 * fmean(alone):.1f} % at {size}, and {100 * fmean(best):.1f} % by the best bound."
+        f"classes as theirs, `wide` has {100 * fmean(alone):.1f} % at {size}, and {100 * fmean(best):.1f} % by the best bound "
+        f"({seeds})."
     ]
 
 
