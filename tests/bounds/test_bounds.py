@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import sys
+from fractions import Fraction
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrrn import LipschitzBound, bounds
+from lrrn.bounds import layerwise
 from lrrn.linalg.operators import Dense
 from oracles import random_input, random_network
 
@@ -93,3 +96,21 @@ def test_the_bound_is_a_float_that_knows_its_origin():
 def test_unknown_method():
     with pytest.raises(ValueError, match="unknown method 'magic'; use one of auto, paper, spectral, multiplier"):
         random_network((3, 2)).lipschitz("magic")
+
+
+@pytest.mark.parametrize("beta", [1e-4, 1.0, 1e4, 1e300])
+@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e-3, 1.0, 1e40, 1e153])
+def test_layers_of_any_size_have_the_constant_of_the_closed_form(beta, size):
+    """f(s) = (1 + beta) s / (1 + beta s^2) of one unit, in exact arithmetic."""
+    s = Fraction(size)
+    exact = (1 + Fraction(beta)) * s / (1 + Fraction(beta) * s * s)
+    found = Fraction(layerwise._layer_constant(size, size, beta))
+    assert exact <= found <= exact * (1 + Fraction(1, 10**12)) + 2 * Fraction(sys.float_info.min)
+    assert exact <= Fraction(float(bounds.spectral([Dense(torch.tensor([[size]], dtype=torch.float64))], [beta])))
+
+
+def test_weights_whose_squares_overflow_leave_the_global_constant():
+    """The Gram matrix has entries inf - inf; the last unit, of norm one, has the constant one."""
+    w = torch.tensor([[1e160, 1e160, 0.0], [1e160, -1e160, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    assert bounds.spectral([Dense(w)], [1.0]) == pytest.approx(1.0, rel=1e-9) and Dense(w).norm() == math.inf
+    assert bounds.spectral([Dense(w)], [0.0]) == math.inf

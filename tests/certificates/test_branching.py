@@ -172,3 +172,17 @@ def test_samples_do_not_depend_on_their_batch(monkeypatch, thorough):
     together = lrrn.certify(net, x, "branched").radius
     alone = torch.cat([lrrn.certify(net, one[None], "branched").radius for one in x])
     assert torch.allclose(together, alone, rtol=1e-4)
+
+
+def test_samples_that_prove_nothing_are_not_branched(monkeypatch, thorough):
+    """A target far beyond the bound is not sought, and a bound of minus infinity has none below it."""
+    form, ((sample, lead, _), *_) = problems(0, 1, KINDS)
+    calls = []
+
+    def bounds(self, sample, rows, *rest):
+        calls.append(len(rows))
+        return torch.full((len(rows),), -INF, dtype=torch.float64), torch.zeros(len(rows), dtype=torch.int64)
+
+    monkeypatch.setattr(Branching, "_bounds", bounds)
+    assert Branching(form, 5.0, 64).proven(sample, *PAIR, lead, 25.0).tolist() == [-INF]
+    assert calls == [1]

@@ -8,9 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning
 
 import lrrn
+from lrrn import certificates
+from lrrn.attacks import empirical_lipschitz, minimal_perturbation, pgd, strongest_perturbation
 from lrrn.certificates.outputs import linear_response, pair_constants, single_constants
 from lrrn.certificates.radius import METHODS
 from oracles import random_input, random_network
@@ -318,3 +321,48 @@ def test_a_clipped_output_stands_still_while_its_equal_moves():
     torch.testing.assert_close(slope.norm(dim=1), torch.full((5,), length, dtype=torch.float64), rtol=1e-2, atol=0)
     for method in ("paper", "pairwise", "spectral"):
         assert (slope.norm(dim=1) <= pair_constants(net, method).rho[0, 1] * (1 + 1e-7)).all()
+
+
+@pytest.fixture
+def of_images():
+    """A convolutional network by products, and four images of it."""
+    net = lrrn.LRRN(((1, 6, 6), lrrn.Conv(3, 3), 3), generator=torch.Generator().manual_seed(0)).double()
+    return net, random_input(4, 36, seed=1).reshape(4, 1, 6, 6)
+
+
+@pytest.mark.parametrize(
+    "certificate",
+    [
+        lambda net, x: lrrn.certify(net, x).radius,
+        lambda net, x: torch.cat(lrrn.output_interval(net, x, 0.1)),
+        lambda net, x: torch.cat(certificates.energy_interval(net, x, 0.1)),
+        lambda net, x: certificates.decision_radius(net, x, 1.0),
+        lambda net, x: certificates.certify_energies(net, x).radius,
+        lambda net, x: pgd(net, x, net(x).argmax(-1), 0.2).x,
+        lambda net, x: minimal_perturbation(net, x, net(x).argmax(-1)).distance,
+        lambda net, x: strongest_perturbation(net, x, net(x).argmax(-1), 0.2),
+        lambda net, x: torch.tensor(empirical_lipschitz(net, x).value),
+    ],
+)
+def test_images_are_taken_as_vectors_are(of_images, certificate):
+    net, images = of_images
+    assert torch.equal(certificate(net, images), certificate(net, images.flatten(1)))
+
+
+def test_what_is_not_a_network_is_named():
+    X, y = load_iris(return_X_y=True)
+    model = lrrn.LRRNClassifier(hidden_sizes=(4,), epochs=1).fit(X, y)
+    for certificate in (lrrn.certify, certificates.certify_energies, lambda net, x: lrrn.output_interval(net, x, 0.1)):
+        with pytest.raises(TypeError, match=r"must be an lrrn.LRRN; got LRRNClassifier; use its method certificate\(X\)"):
+            certificate(model, torch.zeros(1, 4))
+    with pytest.raises(TypeError, match="got LRRNClassifier; attack its network_"):
+        pgd(model, torch.zeros(1, 4), torch.tensor([0]), 0.1)
+    with pytest.raises(TypeError, match=r"x must be a torch.Tensor; got list"):
+        lrrn.certify(model.network_, [[0.0] * 4])
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1,), (5,)])
+def test_labels_of_another_shape_are_no_accuracy(shape):
+    certificate = lrrn.certify(random_network((3, 4, 2)), random_input(4, 3))
+    with pytest.raises(ValueError, match="y must hold 4 indices of outputs"):
+        certificate.certified_accuracy(torch.zeros(shape, dtype=torch.int64), 0.1)

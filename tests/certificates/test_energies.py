@@ -183,3 +183,10 @@ def test_the_error_of_a_margin_of_energies_covers_both_sides(seed):
         for tol in (1e-2, 0.3):
             loose = certify_energies(net, x, tol=tol)
             assert ((loose.margin - exact).abs() <= loose.error_bound * (1 + 1e-9) + 1e-9).all()
+
+
+def test_a_threshold_near_the_largest_float_is_above_every_finite_energy():
+    """Twice the threshold overflows; the root is 1.8e154, and the radius is at most that over the constant of the root."""
+    net = random_network((3, 4, 2))
+    radius = decision_radius(net, random_input(2, 3), 1.7e308)
+    assert (radius * energy_constant(net)).tolist() == pytest.approx([math.sqrt(2) * math.sqrt(1.7e308)] * 2, rel=1e-5)

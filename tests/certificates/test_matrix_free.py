@@ -6,6 +6,7 @@ import math
 import sys
 import warnings
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -493,3 +494,21 @@ def test_radii_in_inference_mode_are_the_same():
     with torch.inference_mode():
         radius = lrrn.certify(net, x, "shared").radius
     assert torch.equal(radius, lrrn.certify(net, x, "shared").radius) and (radius > 0).all()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_a_first_layer_leaves_is_rounded_down(seed):
+    """Linear in the squared singular value, of which both ends count: which is less may be a matter of rounding."""
+    rng = np.random.default_rng(seed)
+    beta, norm = float(rng.uniform(0.01, 1e3)), float(10 ** rng.uniform(0, 7))
+    lam = blocks.without_norms(beta)
+    a, b, m, top = Fraction(1), Fraction(beta), Fraction(lam), Fraction(norm * norm)
+    exact = min(a * m * (1 + b * x) - (a * (1 + b) * m / 2) ** 2 * x for x in (Fraction(0), top))
+    assert Fraction(Layers((1.0,), (beta,), (norm,)).rest(0, 1.0, 0.0, lam)) <= exact
+
+
+def test_huge_weights_of_reconstruction_certify_nothing_instead_of_overflowing(narrow):
+    net = random_network((3, 6, 2), beta=(1e300, 0.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        assert (lrrn.certify(net, random_input(2, 3), "shared").radius == 0).all()

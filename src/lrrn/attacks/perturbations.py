@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from lrrn.attacks.slopes import nearest_rivals, surface
 from lrrn.attacks.walker import LOST, Walker
+from lrrn.network import LRRN
+from lrrn.network.checks import vectors
 from lrrn.qp import row_norms
 from lrrn.runtime.threads import blas_threads
 
@@ -69,8 +71,8 @@ def pgd(
     net : LRRN or nn.Module
         A network with at least two outputs, the largest of which is the label; or any other differentiable module from float64
         inputs of shape (n, d_0) to such outputs.
-    x : Tensor of shape (n, d_0)
-        Inputs of any dtype; attacked in float64.
+    x : Tensor of shape (n, d_0), or images
+        Inputs of any dtype; attacked in float64. The images of a network that takes them are attacked as vectors.
     label : int64 Tensor of shape (n,)
         True labels, as indices of outputs.
     eps : float or Tensor of shape (n,)
@@ -244,6 +246,10 @@ def _checked_reach(eps: float | Tensor, x: Tensor) -> Tensor:
 
 def _checked(net: nn.Module, x: Tensor, label: Tensor, clip: Clip | None) -> tuple[Walker, Tensor, Tensor]:
     """Check the arguments common to all attacks and move them to the network's device."""
+    if not isinstance(net, nn.Module):
+        hint = "; attack its network_" if hasattr(net, "network_") else ""
+        raise TypeError(f"net must be an lrrn.LRRN or another torch module; got {type(net).__name__}{hint}")
+    x = vectors(x, net.image_shape) if isinstance(net, LRRN) else x
     of = surface(net, x.shape[-1])
     k = of.n_outputs
     if k < 2:

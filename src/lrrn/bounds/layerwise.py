@@ -95,4 +95,8 @@ def _layer_constant(lowest: float, highest: float, beta: float) -> float:
     if lowest < turning < highest:
         return _peak(beta)
     s = highest if highest <= turning else lowest
-    return min(_peak(beta), (1 + beta) * s / (1 + beta * s * s) * _SLACK)
+    if s == 0:
+        return 0.0
+    # f = 2 peak / (t + 1/t); towards 1 it increases, so that t may be moved into the range of floating point
+    t = min(max(math.sqrt(beta) * s, sys.float_info.min), sys.float_info.max)
+    return min(_peak(beta), 2 * _peak(beta) / (t + 1 / t) * _SLACK)

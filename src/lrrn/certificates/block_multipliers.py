@@ -56,12 +56,13 @@ class Layers:
         # the difference below loses digits in proportion to beta
         if not (kept > 0 and 0 <= top < math.inf and beta <= LARGEST_BETA):
             return -math.inf
-        x = top if slope * firm < pull or gain > 0 else 0.0
+        # the first layer: linear in x, and least at an end, which rounding may hide
+        least = [0.0, top]
         if gain > 0:
             # the derivative slope - pull firm / (firm + gain x)^2 vanishes
-            x = min(max((math.sqrt(pull * firm / slope) - firm) / gain, 0.0), top) if slope > 0 else top
-        plus, minus = a * above + slope * x, pull * x / (firm + gain * x)
-        return plus - minus - 64 * verified.EPS * (plus + minus)
+            least = [min(max((math.sqrt(pull * firm / slope) - firm) / gain, 0.0), top) if slope > 0 else top]
+        both = [(a * above + slope * x, pull * x / (firm + gain * x)) for x in least]
+        return min(plus - minus - 64 * verified.EPS * (plus + minus) for plus, minus in both)
 
     def reach(self, k: int, kept: float, below: float, above: float) -> tuple[float, float]:
         """Return n and f with |v_k| <= n |v_{k+1}| + f |e|, where |e|^2 is what completing the square leaves of the form."""
@@ -112,7 +113,7 @@ def hessian_floor(layers: Layers) -> float:
 
 def without_norms(beta: float, discount: float = 1.0) -> float:
     """Return the largest multiplier of a first layer that is admissible whatever its operator; 0 without reconstruction."""
-    return 4 * beta / (1 + beta) ** 2 / discount
+    return 4 * beta / (1 + beta) / (1 + beta) / discount
 
 
 def block_multipliers(layers: Layers) -> tuple[float, ...]:

@@ -56,7 +56,8 @@ class Branching:
         everything = torch.arange(len(lead), device=lead.device)
         root, unit = self._bounds(sample, everything, (c, c_error, lead, goal), _no_path(lead))
         near, leaves = root * NEAR**2, self.branches
-        sought = torch.where(goal <= near, goal, 0.0) if self.has_target else torch.minimum(goal, near)
+        # below minus infinity nothing is sought
+        sought = torch.where(goal <= near, goal, -math.inf) if self.has_target else torch.minimum(goal, near)
         # the smallest bound of the leaves that have reached what is sought, and the largest that all leaves of a round had
         closed, found = torch.full_like(root, math.inf), root.clone()
         tried = torch.ones_like(root)

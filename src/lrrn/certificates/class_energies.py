@@ -18,6 +18,7 @@ from torch import Tensor
 from lrrn import bounds
 from lrrn.certificates.energies import UP, RootEnergies
 from lrrn.certificates.errors import check_guarantee
+from lrrn.certificates.inputs import as_vectors, check_network
 from lrrn.certificates.radius import Certificate
 from lrrn.energy import LiftedEnergy
 from lrrn.linalg import verified
@@ -137,12 +138,13 @@ def certify_energies(
     Certificate
         ``margin`` and ``error_bound`` are in units of sqrt(2 E). The radius comes from bounds on differences of energies.
     """
+    check_network(net)
     check_guarantee(guarantee)
     if net.sizes[-1] < 2:
         raise ValueError("a certificate compares labels, and this network has one output")
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
     rows = max(1, NUMBERS // (net.sizes[0] * net.sizes[-1]))
-    parts = [_certified(net, part, guarantee, tol, max_sweeps) for part in x.to(torch.float64).split(rows)]
+    parts = [_certified(net, part, guarantee, tol, max_sweeps) for part in as_vectors(net, x).split(rows)]
     names = ("prediction", "margin", "radius", "error_bound")
     columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     return Certificate(**columns, method="energy", guarantee=guarantee)

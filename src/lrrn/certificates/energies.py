@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lrrn.certificates.errors import SolveErrors, check_guarantee
+from lrrn.certificates.inputs import as_vectors
 from lrrn.network import LRRN
 from lrrn.network.solution import Solution
 from lrrn.qp import DEFAULT_TOL, row_norms
@@ -114,7 +115,7 @@ def decision_radius(
     float64 Tensor of shape (n,)
     """
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
-    x = x.to(torch.float64)
+    x = as_vectors(net, x)
     check_threshold(threshold)
     return decide_solution(net, x, net.infer(x, tol=tol, max_sweeps=max_sweeps), threshold, guarantee, tol)
 
@@ -131,7 +132,7 @@ def decide_solution(net: LRRN, x: Tensor, solution: Solution, threshold: float, 
     roots = RootEnergies.of(net, x, solution, tol)
     if threshold < 0:  # every energy is above
         return torch.where(roots.converged, torch.inf, 0.0).to(x)
-    level = math.sqrt(2 * threshold)
+    level = math.sqrt(2) * math.sqrt(threshold)  # twice the threshold may overflow
     above, below, rate = roots.lower - level * UP, level / UP - roots.upper, roots.lipschitz
     if guarantee == "deployed":
         above, below, rate = above - roots.below, below - roots.above, rate + roots.slope
@@ -174,7 +175,7 @@ def energy_interval(
         raise ValueError(f"eps must be at least 0; got {eps}")
     check_guarantee(guarantee)
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
-    x = x.to(torch.float64)
+    x = as_vectors(net, x)
     y = None if y is None else y.to(torch.float64)
     solution = net.infer(x, y, tol=tol, max_sweeps=max_sweeps)
     lower, upper = RootEnergies.of(net, x, solution, tol, y).at(eps, guarantee)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lrrn.certificates.errors import SolveErrors, check_guarantee
+from lrrn.certificates.inputs import as_vectors
 from lrrn.certificates.outputs import single_constants
 from lrrn.network import LRRN
 from lrrn.network.solution import Solution
@@ -37,7 +38,7 @@ def output_interval(
     check_guarantee(guarantee)
     check_eps(eps)
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
-    x = x.to(torch.float64)
+    x = as_vectors(net, x)
     return interval_of_solution(net, x, net.infer(x, tol=tol, max_sweeps=max_sweeps), eps, guarantee, tol)
 
 

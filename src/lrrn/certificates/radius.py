@@ -17,6 +17,7 @@ from torch import Tensor
 from lrrn.certificates.branching import Branching
 from lrrn.certificates.complementarity import local_problem
 from lrrn.certificates.errors import SolveErrors, check_guarantee
+from lrrn.certificates.inputs import as_vectors, check_network
 from lrrn.certificates.local import local_radius
 from lrrn.certificates.matrix_free import form_of, matrix_free_radii, takes_operators
 from lrrn.certificates.outputs import pair_constants
@@ -73,7 +74,10 @@ class Certificate:
         eps : float
             Size of the perturbation; 0 gives the plain accuracy.
         """
-        return certified_share(self.prediction == torch.as_tensor(y).to(self.prediction), self.radius, eps)
+        y = torch.as_tensor(y)
+        if y.shape != self.prediction.shape:
+            raise ValueError(f"y must hold {len(self.prediction)} indices of outputs; got shape {tuple(y.shape)}")
+        return certified_share(self.prediction == y.to(self.prediction), self.radius, eps)
 
 
 def certified_share(right: Tensor, radius: Tensor, eps: float) -> float:
@@ -144,7 +148,7 @@ def certify(
     ----------
     net : LRRN
         A network with at least two outputs. The label is the index of the largest.
-    x : Tensor of shape (n, d_0)
+    x : Tensor of shape (n, d_0), or images
         Inputs of any dtype; solved in float64.
     method : {"auto", "paper", "pairwise", "spectral", "multiplier", "shared", "branched", "local"}, default="auto"
         "paper" is the paper's margin / (sqrt(2) rho). The others use a constant for each pair of classes: "pairwise" from the
@@ -179,6 +183,7 @@ def certify(
     Certificate
         Prediction, margin, radius and error bound, per sample.
     """
+    check_network(net)
     check_method(method)
     check_guarantee(guarantee)
     if net.sizes[-1] < 2:
@@ -188,7 +193,7 @@ def certify(
     if branches is not None and branches < 1:
         raise ValueError(f"branches must be at least 1; got {branches}")
     tol = DEFAULT_TOL[torch.float64] if tol is None else tol
-    x = x.to(torch.float64)
+    x = as_vectors(net, x)
     solution = net.infer(x, solver=solver, tol=tol, max_sweeps=max_sweeps)
     return certify_solution(net, x, solution, method, guarantee, seconds, tol, target_radius, branches)
 

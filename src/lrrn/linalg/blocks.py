@@ -44,6 +44,12 @@ def _norm(block: Tensor) -> float:
     return float(torch.linalg.vector_norm(block))
 
 
+def _square(block: Tensor) -> float:
+    """Return the squared Frobenius norm; infinite if it overflows, where a power would raise."""
+    norm = _norm(block)
+    return norm * norm
+
+
 @final
 class Factor(NamedTuple):
     """A matrix as shift * I + scale * W W^T."""
@@ -280,7 +286,7 @@ class BlockCholesky:
         """
         squares, size = 0.0, 0.0
         for k, factor in enumerate(self.lower):
-            size += _norm(factor) ** 2
+            size += _square(factor)
             # lower triangle only, panel by panel: the difference is symmetric, and rows of the factor end at the diagonal
             for start in range(0, len(factor), PANEL):
                 for first in range(0, start + 1, PANEL):
@@ -290,10 +296,10 @@ class BlockCholesky:
                     )
                     if k > 0:
                         left.addmm_(self.below[k - 1][rows], self.below[k - 1][columns].mT, alpha=-1)
-                    squares += (1 if start == first else 2) * _norm(left) ** 2
+                    squares += (1 if start == first else 2) * _square(left)
         for k, below in enumerate(self.below):
-            squares += 2 * _norm(h.sub[k] - below @ self.lower[k].mT) ** 2
-            size += _norm(below) ** 2
+            squares += 2 * _square(h.sub[k] - below @ self.lower[k].mT)
+            size += _square(below)
         # | |F| |F|^T |_F <= |F|_F^2 = size, so the error of inner products of length m is at most gamma_m size in norm. EPS is
         # twice the unit roundoff in gamma. Underflow costs less than the smallest normal number per product
         length = max(a + b for a, b in zip(h.sizes, (0, *h.sizes), strict=False))

@@ -90,6 +90,8 @@ def largest_for_steps(h: BlockTridiagonal) -> float:
 
 def _largest(h: BlockTridiagonal, error: float, exceeds: Callable[[BlockTridiagonal, float, float], bool]) -> float:
     ceiling = float(h.row_sums().max()) * (1 + 8 * h.dim * EPS) + error
+    if math.isnan(ceiling):  # entries overflowed, with both signs
+        return math.inf
     estimate = estimate_largest(h)
     candidate = estimate * (1 + 1e-6) + 2 * margin(h, estimate, error)
     negated = h.negated()

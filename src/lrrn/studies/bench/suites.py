@@ -27,7 +27,7 @@ ABOUT = {
     "solve": "One free phase by every contender, to the same error, each at the loosest tolerance that reaches it.",
     "depth": "A sweep of coordinate descent touches the non-zero blocks of H only, so its cost follows their number.",
     "grad": "From the network's parameters to the gradient of a scalar loss; other libraries receive H and q built in torch.",
-    "train": "One epoch on random images of the size of MNIST. Learners take turns, so that changes in the machine's speed affect all alike.",
+    "train": "One epoch on random images of the size of MNIST. Learners take turns: changes of the machine's speed affect all.",
     "certify": "Radii once the constants are known, and what the constants cost by the size of the network.",
     "scaling": "Inference by `net.infer` along one axis at a time, exponents by least squares in the logarithms.",
 }
