@@ -14,7 +14,7 @@ from sklearn.datasets import load_iris
 
 import lrrn
 from lrrn.learning import Contrastive, Data, Settings, Trainer
-from lrrn.persistence.serialization import NOT_SAVED
+from lrrn.persistence.serialization import NOT_SAVED, load_reference
 from lrrn.runtime import storage
 from lrrn.runtime.storage import FileFormatError
 from oracles import random_input, random_network
@@ -233,9 +233,15 @@ def test_feature_names_that_are_too_few_or_no_text_are_refused(path, names):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    for place in (tmp_path / "nothing", tmp_path, tmp_path / "no" / "folder"):
+    for place in (tmp_path / "nothing", tmp_path / "no" / "folder"):
         with pytest.raises(FileNotFoundError, match=f"no file {place}"):
             lrrn.load(place)
+
+
+def test_a_folder_is_called_a_folder(tmp_path):
+    for read in (lrrn.load, load_reference):
+        with pytest.raises(IsADirectoryError, match=f"{tmp_path} is a folder, not a model file"):
+            read(tmp_path)
 
 
 # --- nothing is executed --------------------------------------------------------------------------------------------------

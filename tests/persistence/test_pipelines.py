@@ -134,7 +134,7 @@ def test_arrays_that_do_not_fit_are_refused(value, saved):
         lrrn.load(saved)
 
 
-@pytest.mark.parametrize("value", [1.0, [1.0] * 4, {"array": [1.0, 0.0, 1.0, 1.0], "dtype": "<f8"}])
+@pytest.mark.parametrize("value", [0.0, [1.0] * 4, *({"array": a, "dtype": "<f8"} for a in ([1.0] * 3, [1.0, 0.0, 1.0, 1.0]))])
 def test_an_estimator_scaled_by_feature_needs_a_scale_for_every_feature(value, path):
     lrrn.save(LRRNClassifier(**QUICK, standardize="features").fit(table(), labels()), path)
 

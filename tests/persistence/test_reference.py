@@ -13,7 +13,7 @@ from lrrn.persistence.reference import Reference
 from lrrn.persistence.serialization import load_reference
 from lrrn.reports.evaluation import evaluate, reference_of
 from lrrn.runtime.storage import FileFormatError
-from saved_models import QUICK, classifier, labels, table
+from saved_models import QUICK, classifier, envelope_of, labels, rewrite, table
 
 
 def reference(model, n_samples=6, image_shape=(2, 2)) -> Reference:
@@ -74,7 +74,14 @@ def test_a_reference_holds_samples_of_every_class_in_turn_or_none():
 )
 def test_a_reference_that_does_not_fit_its_model_is_refused(change, message, path):
     model = classifier()
-    lrrn.save(model, path, dataclasses.replace(reference(model), **change))
+    lrrn.save(model, path)
+    unfit = dataclasses.replace(reference(model), **change)
+    with pytest.raises(ValueError, match=f"its reference does not fit it .*{message}.* give another reference, or none"):
+        lrrn.save(model, path, unfit)
+    assert load_reference(path) is None
+    envelope, tensors = envelope_of(path)
+    more, envelope["header"]["reference"] = unfit.pack()
+    rewrite(path, envelope, tensors | more)
     with pytest.raises(FileFormatError, match=message):
         load_reference(path)
     np.testing.assert_array_equal(lrrn.load(path).predict(table()), model.predict(table()))

@@ -98,6 +98,15 @@ def test_a_network_in_half_precision_is_saved_or_refused_at_once(path):
     assert torch.equal(lrrn.load(path).W[0], net.W[0])
 
 
+def test_numbers_of_numpy_come_back_as_those_of_python(path):
+    net = LRRN((5, 4, 3), max_sweeps=np.int64(50), tol=np.float32(0.25))
+    for again in (net, reloaded(net, path)):
+        assert (again.max_sweeps, again.tol) == (50, 0.25) and type(again.max_sweeps) is int and type(again.tol) is float
+    net.max_sweeps, net.tol = np.int64(60), np.float32(0.5)  # set later, where nothing checks it
+    again = reloaded(net, path)
+    assert (again.max_sweeps, again.tol) == (60, 0.5) and type(again.max_sweeps) is int and type(again.tol) is float
+
+
 # --- estimators -----------------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +141,23 @@ def test_a_classifier_comes_back_with_its_certificates(objective, standardize, p
     assert np.array_equal(again.certified_radius(X), model.certified_radius(X))
     assert again.certified_score(X, labels(), 0.01) == model.certified_score(X, labels(), 0.01)
     assert float(again.lipschitz_) == float(model.lipschitz_)
+
+
+@pytest.mark.parametrize("now", [False, True, "features"])
+@pytest.mark.parametrize("then", [False, True, "features"])
+def test_scaling_comes_back_though_the_parameter_was_changed_since(then, now, path):
+    X, model = table(), classifier(standardize=then).set_params(standardize=now)
+    again = reloaded(model, path)
+    assert_same_state(model, again)
+    assert np.array_equal(again.offset_in_, model.offset_in_) and np.array_equal(again.scale_in_, model.scale_in_)
+    assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
+
+
+@pytest.mark.parametrize("objective", ["contrastive", "cross_entropy"])
+def test_a_temperature_that_is_not_used_may_be_anything(objective, path):
+    model = classifier(objective=objective).set_params(temperature=0)
+    again = reloaded(model, path)
+    assert again.temperature == 0 and np.array_equal(again.predict(table()), model.predict(table()))
 
 
 def test_feature_names_come_back_and_are_checked(path):

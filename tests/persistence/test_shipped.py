@@ -32,6 +32,11 @@ def test_a_name_stands_for_a_file_and_a_file_of_that_name_wins(entry, tmp_path):
     assert lrrn.load(NAME).sizes == (3, 4, 2)
 
 
+def test_a_folder_of_that_name_does_not_hide_a_shipped_model(entry, tmp_path):
+    (tmp_path / NAME).mkdir()
+    assert lrrn.load(NAME).network_.sizes == (64, 12, 10)
+
+
 def test_what_is_neither_a_file_nor_a_name_gives_the_names(entry, monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError, match=rf"no file digits; models by name: {NAME}"):
         lrrn.load("digits")

@@ -20,7 +20,7 @@ from lrrn.network.judging import judged
 from lrrn.network.layers import Conv, checked_architecture, layer_shapes, per_unit, unfolds
 from lrrn.network.policy import SolvePolicy
 from lrrn.network.solution import ON_FAILURE, Solution, check_on_failure
-from lrrn.network.structure import checked_beta, checked_gamma, hidden_intervals, initial_weight
+from lrrn.network.structure import checked_beta, checked_gamma, checked_solving, hidden_intervals, initial_weight
 from lrrn.qp import DEFAULT_TOL
 from lrrn.solvers import solve
 
@@ -116,7 +116,7 @@ class LRRN(nn.Module):
         self.beta = checked_beta(beta, n_layers)
         self.gamma = checked_gamma(gamma, n_layers)
         self.intervals = (*hidden_intervals(constraint, n_layers - 1), interval(output_constraint))
-        self.solver, self.tol, self.max_sweeps = solver, tol, max_sweeps
+        self.solver, self.tol, self.max_sweeps = checked_solving(solver, tol, max_sweeps)
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"parameters need a floating-point dtype; got {dtype}")
         like = torch.empty(0, device=device, dtype=dtype)

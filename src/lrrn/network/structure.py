@@ -1,4 +1,4 @@
-"""Validation of constructor arguments (betas, discount, constraint sets), and initial weights."""
+"""Validation of constructor arguments (betas, discount, constraint sets, solver settings), and initial weights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lrrn.energy.constraints import ConstraintSpec, Interval, interval
+from lrrn.solvers import SOLVERS
 
 
 def checked_beta(beta: float | Sequence[float], n_layers: int) -> tuple[float, ...]:
@@ -42,6 +43,17 @@ def hidden_intervals(constraint: ConstraintSpec | Sequence[ConstraintSpec], n_hi
     if len(constraint) != n_hidden:  # type: ignore[arg-type]
         raise ValueError(f"constraint needs one entry for each of {n_hidden} hidden layers; got {constraint!r}")
     return tuple(interval(spec) for spec in constraint)  # type: ignore[union-attr, arg-type]
+
+
+def checked_solving(solver: str, tol: float | None, max_sweeps: int) -> tuple[str, float | None, int]:
+    """Return the solver settings, numbers as those of Python; raise ValueError if they are invalid."""
+    if solver not in ("auto", *SOLVERS):
+        raise ValueError(f"unknown solver {solver!r}; use 'auto' or one of {', '.join(SOLVERS)}")
+    if tol is not None and not (isinstance(tol, numbers.Real) and 0 < tol < math.inf):
+        raise ValueError(f"tol must be a positive number, or None for the default; got {tol!r}")
+    if not isinstance(max_sweeps, numbers.Integral) or isinstance(max_sweeps, bool) or max_sweeps < 1:
+        raise ValueError(f"max_sweeps must be an integer of at least 1; got {max_sweeps!r}")
+    return solver, None if tol is None else float(tol), int(max_sweeps)
 
 
 def initial_weight(shape: tuple[int, ...], init: str, generator: torch.Generator | None) -> Tensor:

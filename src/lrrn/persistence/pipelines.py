@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lrrn.estimators.affine import AFFINE, AffineMap
-from lrrn.persistence.values import plain, restored
+from lrrn.persistence.values import json_values, restored
 
 PREFIX = "step."
 """Prefix of the names of a step's tensors, which separates them from those of the network."""
@@ -47,14 +48,24 @@ def pack(steps: Sequence[tuple[str, Any]]) -> tuple[dict[str, Tensor], list[dict
             {
                 "name": name,
                 "class": kind,
-                "parameters": plain(parameters),
-                "values": plain({key: getattr(step, key) for key in VALUES if hasattr(step, key)}),
+                "parameters": json_values(parameters, partial(_other_value, name), f"{name}."),
+                "values": json_values(
+                    {key: getattr(step, key) for key in VALUES if hasattr(step, key)}, _fit_again, f"{name}."
+                ),
                 # BLAS rounds a product with the transpose differently
                 "columns": [key for key, value in arrays.items() if value.ndim == 2 and value.strides[0] < value.strides[1]],
                 "output": getattr(step, "_sklearn_output_config", {}).get("transform", "default"),
             }
         )
     return tensors, headers
+
+
+def _other_value(step: str, parameter: str) -> str:
+    return f"choose another value with set_params({step}__{parameter}=...) and save again"
+
+
+def _fit_again(_: str) -> str:
+    return "fit the Pipeline again"
 
 
 def unpack(tensors: Mapping[str, Tensor], headers: Sequence[dict[str, Any]], n_out: int) -> list[tuple[str, Any]]:

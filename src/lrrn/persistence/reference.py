@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lrrn.persistence.values import plain
+
 Array = NDArray[Any]
 PREFIX = "reference."
 """Prefix of the names of a reference's tensors, which separates them from those of the network."""
@@ -83,9 +85,9 @@ class Reference:
         arrays |= {f"energies.{k}": values for k, values in enumerate(self.energies.values())}
         header = {
             "source": self.source,
-            "image_shape": None if self.image_shape is None else list(self.image_shape),
-            "range": [self.low, self.high],
-            "score": self.score,
+            "image_shape": None if self.image_shape is None else plain(list(self.image_shape)),
+            "range": plain([self.low, self.high]),
+            "score": plain(self.score),
             "energies": list(self.energies),
         }
         return {PREFIX + name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}, header

@@ -124,6 +124,8 @@ def located(path: str | os.PathLike[str]) -> Path:
     ------
     FileNotFoundError
         Neither a file nor a shipped model; the message lists the names.
+    IsADirectoryError
+        A folder, and no shipped model.
     FileFormatError
         A shipped file does not have the digest of the index; the message has both.
     """
@@ -133,6 +135,8 @@ def located(path: str | os.PathLike[str]) -> Path:
     except FileNotFoundError:
         known = shipped_models()
         if os.fspath(path) not in known:
+            if os.path.isdir(path):
+                raise IsADirectoryError(f"{path} is a folder, not a model file; name a file in it") from None
             raise FileNotFoundError(f"no file {path}; {_names(known)}") from None
     model = known[os.fspath(path)]
     check_digest(model.weights_path, model.sha256)

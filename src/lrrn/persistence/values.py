@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import astuple
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -13,6 +15,48 @@ from lrrn.network import Conv
 
 MAX_BYTES = 2**28
 """Largest array, in bytes, that a header may declare."""
+MISFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+"""Errors of making a model of contents that do not fit one."""
+HELD = "numbers, text or None, or lists, tuples, dictionaries or arrays of these"
+"""What a header holds."""
+LONGEST = 100
+"""Number of characters of a value in a message."""
+
+
+@final
+class Unfit(ValueError):
+    """What a file must not hold: :func:`lrrn.load` refuses such a file, and :func:`lrrn.save` does not write it.
+
+    Attributes
+    ----------
+    remedy : str
+        What to do about it before the model is saved.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+def brief(value: Any) -> str:
+    """Return a value as a message shows it: in one line, and without the middle if that is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+
+
+def json_values(values: Mapping[str, Any], remedy: Callable[[str], str], owner: str = "") -> dict[str, Any]:
+    """Convert named values to JSON types; raise Unfit if one could not be restored from them.
+
+    ``remedy`` says, by name, what to do about it; ``owner`` stands in front of the name.
+    """
+    for name, value in values.items():
+        try:
+            restored(json.loads(json.dumps(plain(value))))
+        except MISFIT as error:
+            reason = f"{owner}{name} is {brief(value)}, of type {type(value).__name__}, not {HELD}"
+            raise Unfit(reason, remedy(name)) from error
+    converted: dict[str, Any] = plain(dict(values))
+    return converted
 
 
 def plain(value: Any) -> Any:
