@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.special import softmax
@@ -69,7 +70,7 @@ def test_class_energies(n_classes):
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_probabilities(objective, temperature, n_classes):
     X, y = blobs(k=n_classes)
-    model = classifier(objective=objective, temperature=0.2).fit(X, y)
+    model = classifier(objective=objective, temperature=temperature if objective == "margin" else None).fit(X, y)
     probabilities = model.predict_proba(X)
     scores = model.network_.infer(torch.as_tensor(X)).output.numpy()
     np.testing.assert_allclose(probabilities, softmax(scores / temperature, axis=1), rtol=1e-12)
@@ -235,3 +236,66 @@ def test_later_calls_of_partial_fit_must_agree_on_the_classes():
     model = classifier().partial_fit(X, names, classes=["a", "b", "c"]).partial_fit(X, names, classes=["c", "b", "a"])
     with pytest.raises(ValueError, match="differ from those of the first call"):
         model.partial_fit(X, names, classes=["a", "b"])
+
+
+@pytest.fixture(scope="module")
+def of_words():
+    """A classifier of three words, its samples and their labels."""
+    X, y = blobs()
+    labels = np.array(["oak", "ash", "elm"])[y]
+    return classifier().fit(X, labels), X, labels
+
+
+def test_a_column_of_labels_counts_as_labels(of_words):
+    model, X, y = of_words
+    expected = model.certified_score(X, y, 0.1)
+    assert model.certified_score(X, y[:, None], 0.1) == expected
+    assert model.certified_score(X, pd.DataFrame({"tree": y}), 0.1) == expected
+    assert model.certificate(X).certified_accuracy(y[:, None], 0.1) == expected
+
+
+def test_labels_of_another_number_or_type_are_no_accuracy(of_words):
+    model, X, y = of_words
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.certified_score(X, y[:1], 0.1)
+    found = model.certificate(X)
+    with pytest.raises(ValueError, match="a label for each of the 90 samples; got 1"):
+        found.certified_accuracy(y[:1], 0.1)
+    for wrong in (np.arange(90) % 3, np.arange(90.0)):
+        with pytest.raises(ValueError, match="predictions are of another type, such as "):
+            found.certified_accuracy(wrong, 0.1)
+    assert 0 < found.certified_accuracy(y.astype(object), 0.0) == model.score(X, y)
+
+
+def test_the_score_of_two_classes_moves_no_faster_than_the_bound():
+    """It is a difference of outputs, which may move faster than the outputs."""
+    X, y = blobs(k=2)
+    model = classifier(epochs=10, standardize=True).fit(X, y)
+    fastest = 0.0
+    for delta in rival_moves(model, X, np.full(90, 0.1)):
+        fastest = max(fastest, float(np.abs(model.decision_function(X + delta) - model.decision_function(X)).max()) / 0.1)
+    assert 0.5 * model.lipschitz_ < fastest < model.lipschitz_ * (1 + 1e-3)
+    margin = np.abs(model.decision_function(X)) / float(model.lipschitz_)
+    assert (margin >= model.certified_radius(X, "multiplier") - 1e-9).all()
+    assert model.lipschitz_.method in ("spectral", "multiplier")
+
+
+def test_class_energies_have_no_lipschitz_constant():
+    model = classifier(objective="class_energy").fit(*blobs())
+    with pytest.raises(AttributeError, match="energies, the scores of objective 'class_energy', are quadratic"):
+        model.lipschitz_  # noqa: B018
+
+
+@pytest.mark.parametrize("given", [{"margin": 0.2}, {"temperature": 0.0}, {"adversarial_eps": 0.5}])
+@pytest.mark.parametrize("objective", [None, "cross_entropy"])
+def test_parameters_of_the_margin_objective_need_it(given, objective):
+    (name,) = given
+    with pytest.raises(ValueError, match=f"{name}=.* needs objective 'margin'; got '{objective or 'contrastive'}'"):
+        classifier(objective=objective, **given).fit(*blobs())
+
+
+def test_logarithms_of_probabilities():
+    X, y = blobs()
+    model = classifier(objective="cross_entropy").fit(X, y)
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), model.predict_proba(X), rtol=1e-12)
+    assert not hasattr(classifier().fit(X, y), "predict_log_proba")

@@ -11,6 +11,8 @@ import torch
 from scipy.stats import binom
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -237,3 +239,13 @@ def test_labels_may_be_text():
     names = np.array(["b", "c", "a"])[y]
     conformal = ConformalClassifier(classifier().fit(X[:60], names[:60]), alpha=0.2).fit(X[60:], names[60:])
     assert list(conformal.classes_) == ["a", "b", "c"] and conformal.predict_set(X).dtype == bool
+
+
+def test_a_frozen_or_searched_estimator_counts_as_what_it_holds(model):
+    X, y = draws(99, 2)
+    expected = ConformalClassifier(model).fit(X, y).threshold_
+    assert clone(ConformalClassifier(FrozenEstimator(model))).fit(X, y).threshold_ == expected
+    search = GridSearchCV(model, {"hidden_sizes": [(4,)]}, cv=2).fit(*draws(60, 1))
+    found, inner = (ConformalClassifier(one).fit(X, y) for one in (search, search.best_estimator_))
+    assert found.threshold_ == inner.threshold_
+    np.testing.assert_array_equal(found.predict_set(X, eps=0.1), inner.predict_set(X, eps=0.1))

@@ -72,3 +72,24 @@ def test_a_negative_perturbation_of_standardised_data_is_refused(eps):
     X, y = curve()
     with pytest.raises(ValueError, match=f"eps must be at least 0; got {eps}"):
         regressor(standardize=True).fit(X, y).predict_interval(X, eps)
+
+
+def test_predictions_move_no_faster_than_the_lipschitz_bound():
+    """In the units of the targets, whose scale differs from one to the other."""
+    X, y = curve(n_targets=2)
+    y = y * [1.0, 100.0]
+    model = regressor(standardize=True, epochs=10).fit(X, y)
+    fastest = 0.0
+    for delta in moves(model, X, np.full(80, 0.1), lambda output, j: output[:, j]):
+        moved = np.linalg.norm(model.predict(X + delta) - model.predict(X), axis=1)
+        fastest = max(fastest, float(moved.max()) / 0.1)
+    assert 0.05 * model.lipschitz_ < fastest < model.lipschitz_ * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("eps", [[0.1, 0.2], "0.1", np.array([0.1])])
+def test_an_interval_is_of_one_size(eps):
+    X, y = curve()
+    model = regressor().fit(X, y)
+    with pytest.raises(ValueError, match=r"eps must be one number; got .* certificate\(X, eps\) takes several sizes"):
+        model.predict_interval(X, eps)
+    np.testing.assert_array_equal(model.predict_interval(X, np.array(0.1)), model.predict_interval(X, 0.1))

@@ -143,3 +143,16 @@ def test_checkpoints_that_are_refused(tmp_path):
 def test_a_callback_ends_training():
     X, y = blobs()
     assert classifier(callbacks=(lambda trainer, record: record["epoch"] == 2,)).fit(X, y).n_iter_ == 2
+
+
+def test_a_fit_without_a_random_state_resumes_with_the_seed_of_its_checkpoint(tmp_path):
+    X, y = blobs()
+    options = dict(random_state=None, checkpoint=tmp_path / "run.ckpt", resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        classifier(**options, callbacks=(InterruptAt(3),)).fit(X, y)
+    seed = checkpoint.peek(tmp_path / "run.ckpt")[1]
+    resumed = classifier(**options).fit(X, y)
+    again = classifier(**{**options, "checkpoint": tmp_path / "run.ckpt"}).fit(X, y)
+    assert resumed.n_iter_ == 6 and resumed._seed == seed and torch.equal(weights(resumed), weights(again))
+    other = classifier(**{**options, "checkpoint": tmp_path / "other.ckpt"}).fit(X, y)
+    assert not torch.equal(weights(resumed), weights(other))

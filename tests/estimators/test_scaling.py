@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -197,3 +199,41 @@ def test_predict_proba_says_which_objectives_have_it():
         model.predict_proba(X)
     assert classifier(objective="cross_entropy").fit(X, y).predict_proba(X).shape == (90, 3)
     assert "softmax" in type(model).predict_proba.__doc__
+
+
+@pytest.mark.parametrize("make, data", [(classifier, blobs), (regressor, curve)])
+@pytest.mark.parametrize(("fitted", "later"), [("features", False), (False, "features"), (True, "features")])
+def test_what_was_fitted_decides_about_scaling(make, data, fitted, later):
+    """As other parameters of a fit, ``standardize`` may change without a change of the fitted model."""
+    X, y = data()
+    X = X * np.geomspace(1, 5, X.shape[1])
+    model = make(standardize=fitted).fit(X, y)
+    predicted, energy, bound = model.predict(X), model.energy(X), float(model.lipschitz_)
+    ends = model.certified_radius(X) if make is classifier else model.predict_interval(X, 0.1)
+    model.set_params(standardize=later)
+    np.testing.assert_array_equal(model.predict(X), predicted)
+    np.testing.assert_array_equal(model.energy(X), energy)
+    np.testing.assert_array_equal(model.certified_radius(X) if make is classifier else model.predict_interval(X, 0.1), ends)
+    assert float(model.lipschitz_) == bound
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        (20.0, "are large, with a root mean square of .*: set standardize=True, or scale X"),
+        ([1.0, 1.0, 1.0, 1.0, 1.0, 100.0], "are large, .*: set standardize='features'"),
+        ([0.01, 0.01, 0.01, 0.01, 0.01, 1.0], "differ in scale.*: set standardize='features'"),
+        (1.0, None),
+        ([0.0, 1.0, 1.0, 1.0, 1.0, 1.0], None),
+    ],
+)
+@pytest.mark.parametrize("make", [classifier, regressor, energy_model])
+def test_a_fit_warns_of_features_on_which_networks_train_badly(make, factors, message):
+    X, y = blobs()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        make(epochs=1).fit(X * factors, y)
+        make(epochs=1, standardize="features").fit(X * factors, y)
+    found = [(str(one.message), one.filename) for one in seen if "the features" in str(one.message)]
+    assert len(found) == (message is not None)
+    assert all(re.search(message, text) and file == __file__ for text, file in found)

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from lrrn import LRRNEnergyModel, datasets
+from lrrn.explore.explorer import Explorer
+from lrrn.explore.opening import Opened
 from lrrn.explore.overview import describe
 from lrrn.explore.session import Session
 from sessions import ROUNDED, digits, fitted, session_of
@@ -155,6 +157,10 @@ def test_a_classifier_by_energies_is_certified_by_them_and_not_attacked():
     with pytest.raises(ValueError, match="least energy"):
         session.attack(pixels, False)
     assert session.clamp(pixels, 3)["gap"] > 0
+    # scores that are quadratic have no Lipschitz constant to show
+    explorer = Explorer("by energies", lambda progress: Opened(session))
+    explorer._open()
+    assert explorer.state()["refined"] and explorer.overview()["lipschitz"] is None
 
 
 def test_wide_networks_have_no_local_radii(monkeypatch, plain):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -37,6 +38,10 @@ from lrrn.runtime.threads import blas_threads
 Array = NDArray[Any]
 STANDARDIZE = (False, True, "common", "features")
 """Values of ``standardize``."""
+COUNTS = {"epochs": 1, "batch_size": 1, "max_sweeps": 1, "n_iter_no_change": 1, "pretrain_epochs": 0, "shifts": 0}
+"""Parameters that are whole numbers, with their smallest values."""
+LARGE, UNEVEN = 5.0, 30.0
+"""Root mean square of the features, and their largest standard deviation over the median one, above which a fit warns."""
 NORMS = {"input": "euclidean", "euclidean": "euclidean", "scaled": "scaled"}
 """Values of ``norm``, and the name that a certificate has for each."""
 
@@ -134,10 +139,16 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         device = choose_device(self.device)
         Settings(max_seconds=self.max_seconds, max_condition=self.max_condition)  # refuses bad ones before any work
         self._optimizer_state, self.chosen_, self._budget = None, {}, Budget(self.max_seconds)
-        drawn = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        drawn = self._draw_seed()
         self._seed = seed = ranks.current().on_main(lambda: drawn)
         self._fit_scaling(X)
         return seed, device
+
+    def _draw_seed(self) -> int:
+        """Return the seed of a fit; without a random state, that of the run that is resumed."""
+        if self.random_state is None and self.resume and self.checkpoint is not None and os.path.isfile(self.checkpoint):
+            return peek(self.checkpoint)[1]
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
     def _build(self, n_features: int, n_outputs: int, beta: Any, output_constraint: Any) -> None:
         """Set up the network. Zero outputs mean hidden layers only."""
@@ -162,21 +173,25 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     def _check_parameters(self) -> None:
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1; got {self.validation_fraction}")
-        if not (isinstance(self.n_iter_no_change, int | np.integer) and self.n_iter_no_change > 0):
-            raise ValueError(f"n_iter_no_change must be a positive integer; got {self.n_iter_no_change!r}")
+        for name, least in COUNTS.items():
+            value = getattr(self, name, None)
+            if value is not None and not (isinstance(value, numbers.Integral) and int(value) >= least):
+                kind = "a positive integer" if least else "an integer of at least 0"
+                raise ValueError(f"{name} must be {kind}; got {value!r}")
         check_on_failure(self.on_failure)
         if self.standardize not in STANDARDIZE:
             raise ValueError(f"standardize must be False, True, 'common' or 'features'; got {self.standardize!r}")
         if self.resume and self.checkpoint is None:
             raise ValueError("resume=True needs checkpoint to name the file to continue from")
         eps = getattr(self, "eps", None)
-        if eps is not None and not (isinstance(eps, numbers.Real) and 0 < float(eps) < math.inf):
+        if eps is not None and (isinstance(eps, bool) or not (isinstance(eps, numbers.Real) and 0 < float(eps) < math.inf)):
             raise ValueError(f"eps must be None or a positive number, the size of perturbations to withstand; got {eps!r}")
 
     def _fit_scaling(self, X: Array) -> None:
         """Centre every feature and divide by one common scale, so that balls remain balls, or by its standard deviation."""
         self.offset_in_, self.scale_in_ = np.zeros(X.shape[1]), 1.0
         if not self.standardize:
+            _warn_of_scale(X)
             return
         mean, variance = X.mean(axis=0, dtype=np.float64), X.var(axis=0, dtype=np.float64)
         self.offset_in_ = mean
@@ -188,9 +203,14 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
             spread = float(np.sqrt(variance.mean()))
             self.scale_in_ = spread if spread > 0 else 1.0
 
+    @property
+    def _scales(self) -> bool:
+        """Whether the fitted network takes scaled features, whatever ``standardize`` has become since."""
+        return bool(np.ndim(self.scale_in_) or self.scale_in_ != 1 or np.any(self.offset_in_))
+
     def _scaled(self, X: Array, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return rows of X scaled for the network."""
-        if not self.standardize:
+        if not self._scales:
             return torch.as_tensor(np.require(X, requirements=["C", "W"])).to(device=device, dtype=dtype)
         scaled = (X.astype(np.float64) - self.offset_in_) / self.scale_in_
         return torch.as_tensor(scaled).to(device=device, dtype=dtype)
@@ -235,7 +255,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         options["callbacks"] = self.callbacks
         resume, history = self.resume, []
         path = self.checkpoint if resume else None
-        done = ranks.current().on_main(lambda: path is not None and os.path.isfile(path) and peek(path) == "train")
+        done = ranks.current().on_main(lambda: path is not None and os.path.isfile(path) and peek(path)[0] == "train")
         if pretrain is not None and not done:
             first = Trainer(self.network_, FreeEnergy(), pretrain, stage="pretrain", **options)
             history = first.fit(Data(data.x), resume=resume)
@@ -265,6 +285,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     @property
     def chunk_rows_(self) -> int:
         """Number of samples per chunk of inference. It affects results at most in the last bit."""
+        check_is_fitted(self, "network_")
         return rows_at_once(self.network_.sizes, self.network_.W[0].device)
 
     def _chunks(self, X: Array) -> Iterator[Tensor]:
@@ -304,7 +325,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _radius_in(self, radius: Tensor, x: Tensor, norm: str | None = None) -> Tensor:
         """Convert radii from the network's units to a norm of X, minus the rounding error of the scaling."""
-        if not self.standardize:
+        if not self._scales:
             return radius
         offset = float(np.linalg.norm(self.offset_in_ / self.scale_in_))
         rounding = 16 * EPS * (torch.linalg.vector_norm(x, dim=-1) + offset + radius)
@@ -359,7 +380,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _reach(self, eps: float, x: Tensor, norm: str | None = None) -> float:
         """Convert a perturbation size from a norm of X to the network's units, plus the rounding of scaling both inputs."""
-        if not self.standardize:
+        if not self._scales:
             return eps
         offset = float(np.linalg.norm(self.offset_in_ / self.scale_in_))
         rounding = 16 * EPS * float(torch.linalg.vector_norm(x, dim=-1).max() + offset)
@@ -367,9 +388,31 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def lipschitz_(self) -> LipschitzBound:
-        """Proven bound on the Lipschitz constant of the network's output as a function of X, in the default norm."""
+        """Proven bound on the Lipschitz constant of the prediction as a function of X, in the default norm.
+
+        The prediction is the vector of scores that ``decision_function`` returns, or of targets.
+        """
         check_is_fitted(self, "network_")
-        bound = self.network_.lipschitz()
-        if not self.standardize:
+        bound = self._constant()
+        if not self._scales:
             return bound
         return LipschitzBound((*bound.per_layer, 1 / self._unit() * (1 + 4 * EPS)), bound.method)
+
+    def _constant(self) -> LipschitzBound:
+        """Return a proven Lipschitz constant of the prediction as a function of the network's input."""
+        return self.network_.lipschitz()
+
+
+def _warn_of_scale(X: Array) -> None:
+    """Warn of features on which networks train badly: of large ones, and of some that are much larger than others."""
+    size, spread = float(np.sqrt(np.mean(np.square(X, dtype=np.float64)))), X.std(axis=0, dtype=np.float64)
+    uneven = float(spread.max() / np.median(spread[spread > 0])) if np.any(spread) else 1.0
+    if not (size > LARGE or uneven > UNEVEN):
+        return
+    why = f"are large, with a root mean square of {size:.3g}" if size > LARGE else "differ in scale"
+    advice = "'features'" if uneven > UNEVEN else "True"
+    warnings.warn(
+        f"the features {why}, and the network may train badly on them: set standardize={advice}, or scale X, images to [0, 1]",
+        UserWarning,
+        stacklevel=5,  # the line that calls fit
+    )

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from sklearn.utils.validation import column_or_1d
 
 from lrrn.certificates.radius import certified_share
 from lrrn.estimators._base import Array
+
+
+def true_labels(y: ArrayLike, predicted: Array) -> Array:
+    """Return labels as a one-dimensional array; raise if there are not as many as predictions, or of another type."""
+    labels = cast(Array, column_or_1d(y))
+    if len(labels) != len(predicted):
+        raise ValueError(f"y must have a label for each of the {len(predicted)} samples; got {len(labels)}")
+    if len(labels) and isinstance(labels[0], str) != isinstance(predicted[0], str):
+        raise ValueError(f"y has labels such as {labels[0]!r}, and predictions are of another type, such as {predicted[0]!r}")
+    return labels
 
 
 @final
@@ -70,7 +81,7 @@ class SampleCertificate:
         eps : float
             Size of the perturbation, in the norm of the radii; 0 gives the plain accuracy.
         """
-        right = torch.as_tensor(np.asarray(self.prediction == np.asarray(y)))
+        right = torch.as_tensor(np.asarray(self.prediction == true_labels(y, self.prediction)))
         return certified_share(right, torch.as_tensor(self.radius), eps)
 
 

@@ -6,10 +6,12 @@ import math
 
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 from torch import Tensor
 
+from lrrn.bounds import LipschitzBound
 from lrrn.certificates.class_energies import certify_energies
+from lrrn.certificates.outputs import pair_constants
 from lrrn.certificates.radius import certify_solution, check_method, chosen_method
 from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.certificate import SampleCertificate
@@ -21,6 +23,18 @@ class CertifiedLabels(LiftedEstimator):
 
     objective: str | None
     classes_: Array
+
+    def _constant(self) -> LipschitzBound:
+        if self.objective == "class_energy":
+            raise AttributeError(
+                "lipschitz_ needs scores that have a Lipschitz constant; energies, the scores of objective 'class_energy', are "
+                "quadratic in X. certificate(X) has certified radii"
+            )
+        if len(self.classes_) > 2:
+            return self.network_.lipschitz()
+        # the one score is the difference of two outputs
+        tight, simple = (float(pair_constants(self.network_, method).rho[0, 1]) for method in ("auto", "spectral"))
+        return LipschitzBound((tight,), "multiplier" if tight < simple else "spectral")
 
     def certificate(
         self,
@@ -126,6 +140,8 @@ class CertifiedLabels(LiftedEstimator):
         """
         if not eps >= 0:
             raise ValueError(f"eps must be at least 0; got {eps}")
+        y = column_or_1d(y)
+        check_consistent_length(X, y)
         # by default, the radii of certified_radius to the last digit; a search up to eps may prove slightly larger ones
         target = eps if eps > 0 and method != "auto" else math.inf
         return self.certificate(X, method, target_radius=target, norm=norm).certified_accuracy(y, eps)

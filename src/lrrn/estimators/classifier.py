@@ -19,7 +19,7 @@ from lrrn.estimators.available import AvailableIf
 from lrrn.estimators.certified_labels import CertifiedLabels
 from lrrn.estimators.held_out import split_off_validation
 from lrrn.estimators.labels import UNLABELLED, counted, encode, known_classes, sample_weights
-from lrrn.estimators.objectives import check_probabilities, made
+from lrrn.estimators.objectives import check_belongs, check_probabilities, made
 from lrrn.learning import Data, Objective
 from lrrn.learning.trainer import Callback
 from lrrn.network import LRRN, Conv
@@ -38,7 +38,8 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         Make as many predictions as possible correct and certified at this size: in the units of X, or in units of standard
         deviations with ``standardize="features"``. It sets the objective to "margin" with adversarial training and, unless
         ``hidden_sizes`` is given, compares a hidden layer with logistic regression on held-out rows. ``chosen_`` has what it
-        chose.
+        chose. If it chose logistic regression, nothing is trained: ``n_iter_`` is 0, and ``checkpoint``, ``log`` and
+        ``callbacks`` have nothing to do.
     hidden_sizes : int, Conv, or tuple of these, optional
         Widths of the hidden layers, or convolutions, :class:`lrrn.Conv`, which need ``image_shape``; none for a linear model.
         None means (64, 64), or a choice by ``eps``.
@@ -105,10 +106,10 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         Warm-start solves from the activations of the previous epoch.
     tol, max_sweeps
         Tolerance and maximum sweeps of the solves during training; predictions use float64 and its default tolerance.
-    on_failure : {"warn", "raise"}, default="warn"
-        Behaviour of predictions and energies if a sample's solve does not converge: issue a ConvergenceWarning, or raise
-        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges. With "raise",
-        no prediction is returned otherwise.
+    on_failure : {"warn", "raise", "ignore"}, default="warn"
+        Behaviour of predictions and energies if a sample's solve does not converge: issue a ConvergenceWarning, raise
+        :class:`lrrn.ConvergenceError`, or neither. Certified radii hold wherever the solve at the perturbed input converges.
+        With "raise", no prediction is returned otherwise.
     dtype : {"float32", "float64"}, default="float32"
     device : {"auto", "cpu", "cuda"}, default="auto"
     checkpoint, resume : path-like, optional, and bool, default=False
@@ -135,7 +136,8 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     network_ : LRRN
         The trained network.
     lipschitz_ : LipschitzBound
-        Proven bound on the Lipschitz constant of the scores, in the norm of the radii.
+        Proven bound on the Lipschitz constant of the scores that ``decision_function`` returns, in the norm of the radii. Not
+        with objective "class_energy", whose scores are quadratic.
     offset_in_ : array of shape (n_features,)
         What is subtracted from every feature.
     scale_in_ : float, or array of shape (n_features,)
@@ -323,7 +325,11 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
     def _objective(self) -> Objective:
         if self.eps is not None and self.objective not in (None, "margin"):
             raise ValueError(f"eps trains with objective 'margin'; got objective={self.objective!r}: leave out one of the two")
-        return made(self._use("objective"), self._use)
+        name = self._use("objective")
+        objective = made(name, self._use)
+        if self.eps is None:
+            check_belongs(name, self.get_params(deep=False))
+        return objective
 
     @property
     def _semi_supervised(self) -> bool:
@@ -398,3 +404,18 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         """
         temperature = float(np.ravel(self._use("temperature"))[-1]) if self._use("objective") == "margin" else 1.0
         return self._over_chunks(X, lambda x: (self._scores(x) / temperature).softmax(-1))
+
+    @AvailableIf(check_probabilities)
+    def predict_log_proba(self, X: ArrayLike) -> Array:
+        """Return the logarithms of :meth:`predict_proba`.
+
+        Parameters
+        ----------
+        X : array of shape (n_samples, n_features)
+
+        Returns
+        -------
+        array of shape (n_samples, n_classes)
+        """
+        with np.errstate(divide="ignore"):  # the logarithm of a probability that rounds to 0 is minus infinity
+            return np.log(self.predict_proba(X))

@@ -23,7 +23,7 @@ from lrrn.certificates.class_energies import energy_margins
 from lrrn.certificates.margins import margin_bounds, ruled_out
 from lrrn.estimators._base import NORMS, Array
 from lrrn.estimators.classifier import LRRNClassifier
-from lrrn.estimators.pipeline import reaching
+from lrrn.estimators.pipeline import reaching, unwrapped
 from lrrn.estimators.regressor import LRRNRegressor
 
 
@@ -39,7 +39,8 @@ class ConformalClassifier(BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     estimator : LRRNClassifier or Pipeline
-        Fitted, on other samples than those of :meth:`fit`. A Pipeline is one that :func:`lrrn.certify_pipeline` takes.
+        Fitted, on other samples than those of :meth:`fit`. A Pipeline is one that :func:`lrrn.certify_pipeline` takes. A
+        FrozenEstimator of it is taken too, of which ``clone`` keeps the fit, and so is a fitted GridSearchCV.
     alpha : float, default=0.1
         Probability that the set may miss the true label, between 0 and 1.
 
@@ -142,7 +143,8 @@ class ConformalRegressor(BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     estimator : LRRNRegressor or Pipeline
-        Fitted, on other samples than those of :meth:`fit`. A Pipeline is one that :func:`lrrn.certify_pipeline` takes.
+        Fitted, on other samples than those of :meth:`fit`. A Pipeline is one that :func:`lrrn.certify_pipeline` takes. A
+        FrozenEstimator of it is taken too, of which ``clone`` keeps the fit, and so is a fitted GridSearchCV.
     alpha : float, default=0.1
         Probability that the interval may miss the true target, between 0 and 1.
 
@@ -228,7 +230,8 @@ class ConformalRegressor(BaseEstimator):  # type: ignore[misc]
 
 def _fitted(estimator: Any, kind: type) -> Any:
     """Return the network's estimator of a fitted estimator or Pipeline; raise if it is not of the kind asked for."""
-    last = estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
+    inner = unwrapped(estimator)
+    last = inner.steps[-1][1] if isinstance(inner, Pipeline) else inner
     if not isinstance(last, kind):
         raise TypeError(f"estimator must be an {kind.__name__}, or a Pipeline that ends in one; got {estimator!r}")
     check_is_fitted(

@@ -74,10 +74,10 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         Warm-start solves from the activations of the previous epoch.
     tol, max_sweeps
         Tolerance and maximum sweeps of the solves during training; predictions use float64 and its default tolerance.
-    on_failure : {"warn", "raise"}, default="warn"
-        Behaviour of predictions and energies if a sample's solve does not converge: issue a ConvergenceWarning, or raise
-        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges. With "raise",
-        no prediction is returned otherwise.
+    on_failure : {"warn", "raise", "ignore"}, default="warn"
+        Behaviour of predictions and energies if a sample's solve does not converge: issue a ConvergenceWarning, raise
+        :class:`lrrn.ConvergenceError`, or neither. Certified radii hold wherever the solve at the perturbed input converges.
+        With "raise", no prediction is returned otherwise.
     dtype : {"float32", "float64"}, default="float32"
         Type of the parameters.
     device : {"auto", "cpu", "cuda"}, default="auto"

@@ -27,6 +27,14 @@ def made(name: Any, value_of: Callable[[str], Any]) -> Objective:
     return kind(*map(value_of, parameters))
 
 
+def check_belongs(name: str, given: dict[str, Any]) -> None:
+    """Raise ValueError for a parameter of the margin objective that was given for another one, which has no use for it."""
+    ignored = [key for key in PARAMETERS["margin"][1] if given[key] is not None]
+    if ignored and name != "margin":
+        listed = ", ".join(f"{key}={given[key]!r}" for key in ignored)
+        raise ValueError(f"{listed} needs objective 'margin'; got {name!r}: leave it out, or set objective='margin'")
+
+
 def check_probabilities(model: Any) -> None:
     """Raise an AttributeError if the scores of a classifier are no logarithms of probabilities."""
     objective = model._use("objective")

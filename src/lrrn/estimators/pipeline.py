@@ -9,6 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.compose import ColumnTransformer
+from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_array, check_is_fitted
 
@@ -59,7 +60,7 @@ def certify_pipeline(
     SampleCertificate or RegressionCertificate
         ``SampleCertificate.feature_radius`` says how far each feature of X may move alone: 0 for those that are held fixed.
     """
-    steps, last = split_table(pipeline)
+    steps, last = split_table(unwrapped(pipeline))
     if norm not in NORMS:
         raise ValueError(f"unknown norm {norm!r}; use 'input' for the Euclidean norm of X, or 'scaled'")
     if isinstance(last, LRRNRegressor) != (eps is not None):
@@ -85,6 +86,17 @@ def certify_pipeline(
     return replace(found, radius=radius, norm=NORMS[norm], feature_scale=rate / by_feature * (1 - 8 * EPS))
 
 
+def unwrapped(model: Any) -> Any:
+    """Return what predicts inside of a FrozenEstimator or of a fitted search of hyper-parameters."""
+    while True:
+        if isinstance(model, FrozenEstimator):
+            model = model.estimator
+        elif hasattr(model, "best_estimator_"):
+            model = model.best_estimator_
+        else:
+            return model
+
+
 def _passed(steps: list[tuple[str, Any]], last: LiftedEstimator, X: ArrayLike) -> tuple[Any, AffineChain]:
     """Return what the steps of a Pipeline make of X, and the map from X to the network's input."""
     check_is_fitted(last, "network_")
@@ -106,6 +118,7 @@ def reaching(model: Any, X: ArrayLike, eps: float, norm: str | None) -> tuple[An
     A perturbation of X of norm at most ``eps`` moves the input of the estimator, rounding errors included, by no more than that
     size. An estimator is returned with what was given.
     """
+    model = unwrapped(model)
     if not isinstance(model, Pipeline):
         return model, X, eps, norm
     steps, last = split_table(model)

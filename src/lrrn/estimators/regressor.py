@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from lrrn.bounds import LipschitzBound
 from lrrn.certificates.intervals import check_eps, interval_of_solution
 from lrrn.estimators import robust
 from lrrn.estimators._base import Array, LiftedEstimator
@@ -87,10 +89,10 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         Warm-start solves from the activations of the previous epoch.
     tol, max_sweeps
         Tolerance and maximum sweeps of the solves during training; predictions use float64 and its default tolerance.
-    on_failure : {"warn", "raise"}, default="warn"
-        Behaviour of predictions and energies if a sample's solve does not converge: issue a ConvergenceWarning, or raise
-        :class:`lrrn.ConvergenceError`. Certified radii hold wherever the solve at the perturbed input converges. With "raise",
-        no prediction is returned otherwise.
+    on_failure : {"warn", "raise", "ignore"}, default="warn"
+        Behaviour of predictions and energies if a sample's solve does not converge: issue a ConvergenceWarning, raise
+        :class:`lrrn.ConvergenceError`, or neither. Certified radii hold wherever the solve at the perturbed input converges.
+        With "raise", no prediction is returned otherwise.
     dtype : {"float32", "float64"}, default="float32"
         Type of the parameters.
     device : {"auto", "cpu", "cuda"}, default="auto"
@@ -119,7 +121,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     network_ : LRRN
         The trained network, from scaled inputs to scaled targets.
     lipschitz_ : LipschitzBound
-        Proven bound on the Lipschitz constant of the network's output as a function of X, in the norm of perturbations.
+        Proven bound on the Lipschitz constant of the prediction as a function of X, in the norm of perturbations.
     offset_in_ : array of shape (n_features,)
         What is subtracted from every feature.
     scale_in_ : float, or array of shape (n_features,)
@@ -282,6 +284,10 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         """
         return self._unscaled(self._over_chunks(X, lambda x: self._infer(x).output))
 
+    def _constant(self) -> LipschitzBound:
+        bound = self.network_.lipschitz()
+        return LipschitzBound((*bound.per_layer, float(np.max(self.scale_out_)) * (1 + 4 * EPS)), bound.method)
+
     def predict_interval(self, X: ArrayLike, eps: float, norm: str | None = None) -> tuple[Array, Array]:
         """Return the range each prediction is proven to stay in under every perturbation of norm at most ``eps``.
 
@@ -300,7 +306,9 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         -------
         lower, upper : array of shape (n_samples,) or (n_samples, n_targets)
         """
-        return self.certificate(X, eps, norm).intervals[eps]
+        if not (isinstance(eps, Real) or (isinstance(eps, np.ndarray) and eps.ndim == 0)):
+            raise ValueError(f"eps must be one number; got {eps!r}. certificate(X, eps) takes several sizes")
+        return self.certificate(X, float(eps), norm).intervals[float(eps)]
 
     def certificate(self, X: ArrayLike, eps: float | Sequence[float], norm: str | None = None) -> RegressionCertificate:
         """Return predictions, certified intervals and energies of samples, all from one solve.

@@ -103,7 +103,7 @@ class Explorer:
         if session.obstacles()["local"] is None:
             session.tighten(np.zeros(session.n_pixels))
         with blas_threads(1):
-            bound = session.model.lipschitz_
+            bound = getattr(session.model, "lipschitz_", None)  # energies of classes have none
         if opened.refine is not None:
             session.reference = opened.refine()
-        self._publish(session, lipschitz=float(bound))
+        self._publish(session, lipschitz=None if bound is None else float(bound))

@@ -53,10 +53,14 @@ def save(
     storage.write(path, KIND, tensors, {"settings": settings, "position": asdict(position)})
 
 
-def peek(path: str | os.PathLike[str]) -> str:
-    """Return the stage a checkpoint belongs to; raise FileFormatError if it is damaged."""
+def peek(path: str | os.PathLike[str]) -> tuple[str, int]:
+    """Return the stage a checkpoint belongs to and the seed of its run; raise FileFormatError if it is damaged."""
     _, _, header = storage.read(path, KIND)
-    return _position(path, header).stage
+    settings = header.get("settings") if isinstance(header, dict) else None
+    seed = settings.get("seed") if isinstance(settings, dict) else None
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise _damaged(path, f"its seed is {seed!r}")
+    return _position(path, header).stage, seed
 
 
 @torch.no_grad()

@@ -80,8 +80,8 @@ class PipelineModel:
 
     @property
     def lipschitz_(self) -> LipschitzBound:
-        """Proven bound on the Lipschitz constant of the network's output as a function of X, in the norm."""
-        bound = self.network_.lipschitz()
+        """Proven bound on the Lipschitz constant of the prediction as a function of X, in the norm."""
+        bound = self.last._constant()
         return LipschitzBound((*bound.per_layer, self._rate), bound.method)
 
 
