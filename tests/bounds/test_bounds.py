@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import sys
 from fractions import Fraction
 
 import pytest
@@ -99,13 +98,15 @@ def test_unknown_method():
 
 
 @pytest.mark.parametrize("beta", [1e-4, 1.0, 1e4, 1e300])
-@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e-3, 1.0, 1e40, 1e153])
+@pytest.mark.parametrize("size", [1e-307, 1e-290, 1e-160, 1e-3, 1.0, 1e40, 1e153, 1e160])
 def test_layers_of_any_size_have_the_constant_of_the_closed_form(beta, size):
     """f(s) = (1 + beta) s / (1 + beta s^2) of one unit, in exact arithmetic."""
     s = Fraction(size)
     exact = (1 + Fraction(beta)) * s / (1 + Fraction(beta) * s * s)
     found = Fraction(layerwise._layer_constant(size, size, beta))
-    assert exact <= found <= exact * (1 + Fraction(1, 10**12)) + 2 * Fraction(sys.float_info.min)
+    assert exact <= found
+    if 1e-300 < math.sqrt(beta) * size < 1e300:  # beyond, the bound is not tight
+        assert found <= exact * (1 + Fraction(1, 10**12))
     assert exact <= Fraction(float(bounds.spectral([Dense(torch.tensor([[size]], dtype=torch.float64))], [beta])))
 
 
