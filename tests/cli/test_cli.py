@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -271,6 +272,100 @@ def test_bad_arguments_are_refused_before_any_work(arguments, message, tmp_path,
     assert not list(tmp_path.glob("*.safetensors"))
 
 
+class ReadError(Exception):
+    """Data would have been read."""
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Named data sets that are not to be read."""
+
+    def load(*_):
+        raise ReadError
+
+    monkeypatch.setattr("lrrn.datasets.load", load)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--gamma -1", "gamma must be a positive number; got -1.0"),
+        ("--gamma nan", "gamma must be a positive number; got nan"),
+        ("--learning-rate -1", "learning_rate must be positive; got -1.0"),
+        ("--hidden-sizes 0", "hidden_sizes must be positive integers"),
+        ("--beta 1,2 --hidden 4,4", "beta needs one finite number >= 0 for each of 3 layers; got (1.0, 2.0)"),
+        ("--constraint 1,0", "an interval needs two numbers lo <= hi"),
+        ("--tol 0", "tol must be a positive number, or None for the default; got 0.0"),
+        ("--validation-fraction 1", "validation_fraction must lie between 0 and 1; got 1.0"),
+        ("--decoupled-weight-decay 0.1", "decoupled_weight_decay belongs to optimizer='adamw'"),
+        ("--pretrain-epochs 1 --pretrain-learning-rate 0", "learning_rate must be positive; got 0.0"),
+        ("--objective margin --temperature 0", "temperature must be a number, or a pair"),
+        ("--eps 1 --temperature 0", "temperature must be a number, or a pair"),
+        ("--eps 1 --objective contrastive", "eps trains with objective 'margin'; got objective='contrastive'"),
+        ("--conv 2,9 --image 8x8", "a kernel of 9 x 9 is larger than its images of 8 x 8"),
+        ("--model regressor --objective margin", "unknown objective 'margin'"),
+        ("--model regressor --max-output-norm -1", "needs bounds of at least 0; got -1.0"),
+        ("--model energy --contamination 0.7", "contamination must be a number in (0, 0.5]; got 0.7"),
+        ("--model energy --hidden 4,4 --beta 1,1,0", "beta needs one finite number >= 0 for each of 2 layers"),
+    ],
+)
+def test_values_that_an_estimator_refuses_are_refused_before_data_are_read(options, message, unreadable, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = runner.invoke(app, ["train", "mnist", *options.split()], terminal_width=200)
+    assert done.exit_code == 2 and message in words(done.output), done.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--eps 1 --decoupled-weight-decay 0.1 --temperature 0.2",
+        "--model energy --hidden 4,4 --beta 1,1 --contamination 0.5",
+        "--model regressor --eps 1 --max-output-norm 2",
+        "--eps 1 --beta 1,0",
+        "--conv 2,3 --hidden 4 --beta 1,1,0",
+        "--objective semi_supervised --pretrain-epochs 2 --tol 1e-9",
+    ],
+)
+def test_values_that_an_estimator_takes_lead_to_the_data(options, unreadable, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = runner.invoke(app, ["train", "mnist", *options.split()], terminal_width=200)
+    assert isinstance(done.exception, ReadError), done.output
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "certify", "attack"])
+def test_help_says_in_which_units_the_sizes_of_perturbations_are(command):
+    options = typer.main.get_command(app).commands[command].params
+    (text,) = (option.help for option in options if "--eps" in option.opts)
+    assert "standard deviations of the features" in text and "units of the data" in text
+
+
+def test_a_checkpoint_is_not_replaced_by_accident(tmp_path, iris, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # messages break long paths
+    state, quick = Path("run.ckpt"), ("--target", "kind", "--epochs", 1, "--hidden", 4)
+    run("train", iris, *quick, "-o", "1", "--checkpoint", state)
+    before = state.read_bytes()
+    arguments = ["train", iris, *quick, "-o", "2", "--checkpoint", state, "--seed", 1]
+    done = runner.invoke(app, [str(argument) for argument in arguments], terminal_width=200)
+    assert done.exit_code == 2 and state.read_bytes() == before and not Path("2").exists()
+    message = words(done.output)
+    assert "run.ckpt exists already" in message and "--resume continues it, --overwrite replaces it" in message
+    run("train", iris, *quick, "-o", "2", "--checkpoint", state, "--resume")
+    run(*arguments, "--overwrite")
+    assert state.read_bytes() != before
+
+
+def test_a_linear_model_that_is_chosen_leaves_no_log_and_says_so(tmp_path, iris):
+    state, log = tmp_path / "run.ckpt", tmp_path / "run.jsonl"
+    options = ("--target", "kind", "--eps", 0.3, "--epochs", 9, "--log", log, "--checkpoint", state)
+    output = run("train", iris, *options, "-o", tmp_path / "m")
+    assert lrrn.load(tmp_path / "m").hidden_sizes is None and lrrn.load(tmp_path / "m").network_.sizes == (4, 3)
+    assert not log.exists() and not state.exists()
+    assert words(output).count("a linear model was chosen for --eps, without epochs: no log or checkpoint was written") == 1
+    output = run("train", iris, *options, "-o", tmp_path / "n", "--hidden", 4)
+    assert log.exists() and state.exists() and "linear model" not in output
+
+
 def test_problems_with_files_are_told_in_one_line(tmp_path, iris, monkeypatch):
     monkeypatch.delenv("LRRN_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -281,7 +376,6 @@ def test_problems_with_files_are_told_in_one_line(tmp_path, iris, monkeypatch):
         (["train", "missing.csv"], "there is no file missing.csv"),
         (["train", "mnist"], "set LRRN_DATA"),
         (["train", str(iris)], "column 'kind' holds 'setosa', which is no number"),
-        (["train", "digits", "--model", "regressor", "--objective", "margin"], "unknown objective 'margin'"),
         (["evaluate", "bad.safetensors", "digits"], "bad.safetensors"),
         (["evaluate", "missing.safetensors", "digits"], "no file missing.safetensors"),
     ):
@@ -382,7 +476,8 @@ def test_samples_go_to_a_file_and_a_table_need_not_have_labels(tmp_path):
         np.testing.assert_array_equal(found["energy"], loaded.energy(X))
     for arguments, code, message in (
         (["attack", model, table], 2, "has no labels to compare predictions with"),
-        (["evaluate", model, table, "--samples", tmp_path / "e.txt"], 1, "written as .npz or .parquet"),
+        (["evaluate", model, table, "--samples", tmp_path / "e.txt"], 2, "written as .npz or .parquet"),
+        (["certify", model, table, "--samples", tmp_path / "c.csv"], 2, "written as .npz or .parquet"),
         (["evaluate", model, table, "--samples", "/no/such/folder/e.npz"], 2, "folder /no/such/folder does not exist"),
     ):
         done = runner.invoke(app, [str(argument) for argument in arguments], terminal_width=200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from doc_pages import commands, examples
 from lrrn.cli import app
 from lrrn.persistence.published import read_radii, write_radii
 from repository import ROOT
@@ -34,6 +36,19 @@ def test_models_are_listed(entry, tmp_path):
     assert NAME in text and f"{entry.accuracy:.2%}" in text and "digits" in text
     (listed,) = json.loads((tmp_path / "m.json").read_text())["models"]
     assert listed["path"] == str(entry.weights_path) and listed["certified"] == entry.certified
+
+
+def test_the_page_lists_the_models_as_they_are():
+    """To the last digit; the comparison of all commands on the pages leaves this one out, for the folder in its last line."""
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    (shown,) = (
+        text for block in examples(page, "console") for line, text in commands(block.block.text) if line == "lrrn models"
+    )
+    environment = {**os.environ, "LRRN_MODELS": str(ROOT / "models"), "COLUMNS": "100"}
+    command = [sys.executable, "-m", "lrrn", "models"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    printed = [line.strip() for line in done.stdout.splitlines()]
+    assert [line.strip() for line in shown.splitlines()][:-1] == printed[:-1]
 
 
 def test_commands_take_a_name_where_they_take_a_file(entry, tmp_path):

@@ -10,7 +10,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.datasets import load_iris
+from sklearn.datasets import load_diabetes, load_iris
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
@@ -130,6 +130,71 @@ def test_training_takes_other_delimiters_and_drops_columns(write, tmp_path, iris
         assert lrrn.load(model).feature_names_in_.tolist() == FEATURES
     done = invoke("train", write(frame), "--target", "kind", "-o", tmp_path / "n")
     assert done.exit_code == 1 and "column 'id' holds 'plant 0', which is no number; encode it first" in words(done)
+
+
+# --- targets of a classifier ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archives(tmp_path, iris):
+    """The same table with labels as a vector, as a column, and as two columns."""
+    X, y = iris[FEATURES].to_numpy(), iris["kind"].to_numpy(dtype=str)
+    for name, targets in (("vector", y), ("column", y[:, None]), ("pair", np.stack([y, y], 1))):
+        np.savez(tmp_path / f"{name}.npz", X=X, y=targets)
+    return {name: tmp_path / f"{name}.npz" for name in ("vector", "column", "pair")}
+
+
+def test_a_column_of_labels_is_compared_like_a_vector(models, pipelines, archives, tmp_path, iris):
+    model, fitted = models["nameless"]
+    share = np.mean(fitted.predict(iris[FEATURES].to_numpy()) == iris["kind"])
+    for name in ("vector", "column"):
+        assert figures("evaluate", model, archives[name])["models"][0]["score"] == share
+        assert figures("certify", model, archives[name])["accuracy"] == share
+        assert figures("attack", model, archives[name], "--steps", 1, "--restarts", 1)["accuracy"] == share
+        assert figures("certify", pipelines["classifier"][0], archives[name])["accuracy"] > 0.5
+        run("train", archives[name], "--hidden", 4, "--epochs", 3, "-o", tmp_path / name)
+    weights = [lrrn.load(tmp_path / name).network_.W[0].tolist() for name in ("vector", "column")]
+    assert weights[0] == weights[1]
+
+
+def test_several_targets_are_no_labels(models, archives, tmp_path):
+    model = models["nameless"][0]
+    for arguments in (
+        ("evaluate", model, archives["pair"]),
+        ("certify", model, archives["pair"]),
+        ("attack", model, archives["pair"]),
+        ("train", archives["pair"], "-o", tmp_path / "m"),
+    ):
+        done = invoke(*arguments)
+        assert done.exit_code == 1 and "targets have shape (150, 2), and a classifier needs one label" in words(done)
+    assert not (tmp_path / "m").exists()
+    assert len(lines(run("predict", model, archives["pair"]).stdout)) == 150  # compares nothing
+
+
+@pytest.mark.parametrize("kind", ["classifier", "regressor", "energy"])
+def test_one_row_is_too_few_to_train_on(write, tmp_path, iris, kind):
+    done = invoke("train", write(iris[:1]), "--target", "kind", "--model", kind, "-o", tmp_path / "m")
+    assert done.exit_code == 1 and "t.csv has one row; training needs at least two, since some are held out" in words(done)
+
+
+def test_a_few_rows_of_several_classes_are_enough(write, tmp_path, iris):
+    few = iris.iloc[[0, 50, 100, 1, 51, 101]]  # two are held out, of three classes
+    (result,) = figures("train", write(few), "--epochs", 1, "--hidden", 4, "-o", tmp_path / "m")["models"]
+    assert result["n_samples"] == 2
+
+
+def test_a_quantity_is_no_class(write, tmp_path):
+    X, y = (values[:60] for values in load_diabetes(return_X_y=True))
+    table = pd.DataFrame(X, columns=list("abcdefghij"))
+    done = invoke("train", write(table.assign(y=y + 0.5)), "-o", tmp_path / "m")
+    assert done.exit_code == 1 and not (tmp_path / "m").exists()
+    assert "the target holds numbers such as 151.5, which are no classes; use --model regressor" in words(done)
+    quick = ("--epochs", 1, "--hidden", 2, "-o", tmp_path / "m", "--overwrite")
+    told = "if it is a quantity, use --model regressor"
+    done = run("train", write(table.assign(y=y)), *quick)
+    assert told in done.stderr and f"has {len(set(y))} distinct numbers in 60 rows" in done.stderr
+    for target in (y % 7, [f"patient {value}" for value in y]):  # few numbers; names
+        assert told not in run("train", write(table.assign(y=target)), *quick).stderr
 
 
 # --- without labels -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lrrn.datasets import DataError, open_table, read_table
+from lrrn.datasets.tables import with_labels
 
 
 def csv_file(tmp_path, text, name="t.csv"):
@@ -202,6 +203,37 @@ def test_bad_npz(tmp_path, arrays, message):
     np.savez(tmp_path / "t.npz", **arrays)
     with pytest.raises(DataError, match=message):
         read_table(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("name", ["UP.CSV", "Up.Csv", "UP.TSV"])
+def test_names_of_files_may_be_in_upper_case(tmp_path, name):
+    text = "a\tb\n1\t0\n" if name == "UP.TSV" else "a,b\n1,0\n"
+    X, y = read_table(csv_file(tmp_path, text, name))
+    assert X.tolist() == [[1]] and y.tolist() == [0]
+
+
+def test_names_of_archives_may_be_in_upper_case(tmp_path):
+    with (tmp_path / "UP.NPZ").open("wb") as file:
+        np.savez(file, X=np.eye(3), y=np.arange(3))
+    X, y = read_table(tmp_path / "UP.NPZ")
+    assert X.tolist() == np.eye(3).tolist() and y.tolist() == [0, 1, 2]
+
+
+def test_a_column_of_labels_is_a_vector(tmp_path):
+    X, y = np.eye(5), np.array(list("abbaa"))
+    for name, targets in (("column", y[:, None]), ("vector", y)):
+        np.savez(tmp_path / f"{name}.npz", X=X, y=targets)
+        rows = with_labels(open_table(tmp_path / f"{name}.npz"))
+        assert rows.has_targets and (rows.n_samples, rows.n_features) == (5, 5)
+        assert [part.tolist() for _, part in rows.pieces(1, 5, 3)] == [["b", "b", "a"], ["a"]]
+        assert rows.first(2).everything()[1].tolist() == ["a", "b"]
+    np.savez(tmp_path / "none.npz", X=X)
+    assert not with_labels(open_table(tmp_path / "none.npz")).has_targets
+    np.savez(tmp_path / "pair.npz", X=X, y=np.stack([y, y], 1))
+    with pytest.raises(
+        DataError, match=r"pair.npz: targets have shape \(5, 2\), and a classifier needs one label for each of 5"
+    ):
+        with_labels(open_table(tmp_path / "pair.npz"))
 
 
 def test_damaged_missing_and_foreign_files(tmp_path):

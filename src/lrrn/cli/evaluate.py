@@ -47,6 +47,7 @@ from lrrn.cli.output import (
     errors_explained,
     publish,
     publish_audit,
+    samples_file,
     writable,
     write_text,
 )
@@ -71,7 +72,7 @@ def evaluate(
     """Evaluate a saved model on some data, which need not fit into memory."""
     sizes, _ = perturbation_sizes(eps), image and sides_of(image)
     source = DataSource(data, split, root, target, drop, delimiter)
-    json_file, page, samples = writable(json_file), writable(page), writable(samples)
+    json_file, page, samples = writable(json_file), writable(page), samples_file(samples)
     check_distinct((model, data, target), samples, json_file, page)
     check_model(model)
     where = device_name(device)
@@ -121,7 +122,8 @@ def certify(
     if part is not None and export_proof is not None:
         raise typer.BadParameter("--export-proof is for all samples; leave --part out")
     source = DataSource(data, split, root, target, drop, delimiter)
-    json_file, page, samples, export_proof = (writable(path) for path in (json_file, page, samples, export_proof))
+    json_file, page, export_proof = (writable(path) for path in (json_file, page, export_proof))
+    samples = samples_file(samples)
     check_distinct((model, data, target), samples, json_file, page, export_proof)
     check_model(model)
     where = device_name(device)

@@ -10,7 +10,7 @@ import typer
 
 from lrrn.cli.inputs import check_model, device_name, numbers, one_of
 from lrrn.cli.options import Device, JsonFile, SavedModel, Seed
-from lrrn.cli.output import STDOUT, check_distinct, console, errors_explained, writable, write_json
+from lrrn.cli.output import STDOUT, arguments_checked, check_distinct, console, errors_explained, writable, write_json
 
 END = "in the units of the data: one number, or one for each feature, separated by commas."
 
@@ -47,10 +47,13 @@ def export(
     device_name(device)  # checked as by every command; the proof is computed on the CPU, and nothing is random
 
     from lrrn.export import save_onnx, unroll
+    from lrrn.export.unrolled import checked_box
     from lrrn.persistence.serialization import load
     from lrrn.runtime.devices import to_dtype
 
     low, high = (values[0] if len(values) == 1 else list(values) for values in ends.values())
+    with arguments_checked():
+        checked_box(low, high, max(map(len, ends.values())), to_dtype(dtype))
     with errors_explained():
         try:
             unrolled = unroll(load(model, device="cpu"), low, high, error=error, dtype=to_dtype(dtype))

@@ -14,11 +14,15 @@ from lrrn.cli.options import METHODS, Kind
 from lrrn.cli.output import errors_explained
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from lrrn.datasets.rows import Rows
     from lrrn.estimators import LRRNClassifier
     from lrrn.reports.evaluation import Model
 
 T = TypeVar("T")
+MANY_CLASSES, FEW_ROWS = 20, 5
+"""A target of more distinct numbers than this, with fewer rows for each than this on average, may well be a quantity."""
 
 
 def device_name(name: str) -> str:
@@ -145,7 +149,7 @@ class DataSource:
             known = (*datasets.FILES, datasets.PREFIX) if self.data == "kmnist" else tuple(datasets.FILES)
             one_of(self.split, "--split", known)
             return
-        if Path(self.data).suffix not in datasets.TABLES:
+        if Path(self.data).suffix.lower() not in datasets.TABLES:
             kinds = f"{', '.join(datasets.TABLES[:-1])} or {datasets.TABLES[-1]}"
             raise typer.BadParameter(f"unknown data {self.data!r}; use one of {', '.join(datasets.NAMES)}, or a {kinds} file")
         try:
@@ -184,24 +188,67 @@ def train_and_test(
 
     Held out are the test split of a named data set, or a random share of a file.
     """
-    import numpy as np
-    from sklearn.model_selection import train_test_split
-
     from lrrn import datasets
+    from lrrn.datasets.tables import with_labels
 
     if source.is_named:
         train, test = (datasets.load(source.data, split, source.root) for split in ("train", "test"))
         return train, test, None
     rows = source.open()
+    rows = with_labels(rows) if kind is Kind.classifier else rows
     X, y = rows.everything()
     if y is None and kind is not Kind.energy:
         raise datasets.DataError(f"{source.data} has no targets, which a {kind} needs; --model energy learns without")
-    strata = None
-    if kind is Kind.classifier and y is not None and np.unique(y, return_counts=True)[1].min() > 1:
-        strata = y
-    kept, held = train_test_split(np.arange(len(X)), test_size=share, stratify=strata, random_state=seed)
+    if kind is Kind.classifier and y is not None:
+        _check_classes(source.data, y)
+    kept, held = _parts(source.data, len(X), share, y if kind is Kind.classifier else None, seed)
     parts = [(X[some], None if y is None else y[some]) for some in (kept, held)]
     return parts[0], parts[1], rows.feature_names
+
+
+def _check_classes(data: str, y: NDArray[Any]) -> None:
+    """Refuse numbers that are no classes, and warn of those that hardly can be, since a quantity needs a regressor."""
+    import warnings
+
+    import numpy as np
+    from sklearn.utils.multiclass import type_of_target
+
+    from lrrn.datasets import DataError
+    from lrrn.runtime import ranks
+
+    if y.dtype.kind not in "iuf" or not np.isfinite(y).all():  # the estimator says what is wrong with NaN
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ours says what to do
+        continuous = type_of_target(y) == "continuous"
+    if continuous:
+        example = y[y != np.round(y)][0]
+        raise DataError(f"{data}: the target holds numbers such as {example:g}, which are no classes; use --model regressor")
+    n_classes = len(np.unique(y))
+    if n_classes > MANY_CLASSES and len(y) < FEW_ROWS * n_classes and ranks.current().is_main:
+        typer.echo(
+            f"Warning: the target of {data} has {n_classes} distinct numbers in {len(y)} rows, and each of them is a class "
+            "here; if it is a quantity, use --model regressor",
+            err=True,
+        )
+        warnings.filterwarnings("ignore", "The number of unique classes is greater", UserWarning)  # says less
+
+
+def _parts(data: str, n: int, share: float, labels: NDArray[Any] | None, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the rows to train on and those to hold out, with the same share of every class where that is possible."""
+    import numpy as np
+    from sklearn.model_selection import train_test_split
+
+    from lrrn.datasets import DataError
+
+    if n < 2:
+        raise DataError(f"{data} has one row; training needs at least two, since some are held out for the table")
+    n_held = min(math.ceil(share * n), n - 1)
+    counts = np.zeros(0) if labels is None else np.unique(labels, return_counts=True)[1]
+    possible = len(counts) > 0 and counts.min() > 1 and len(counts) <= min(n_held, n - n_held)
+    strata = labels if possible else None
+    kept, held = train_test_split(np.arange(n), test_size=n_held, stratify=strata, random_state=seed)
+    return kept, held
 
 
 def check_model(path: Path) -> None:
@@ -212,12 +259,19 @@ def check_model(path: Path) -> None:
         located(path)
 
 
-def load_fitted(path: Path, source: DataSource, device: str, limit: int | None = None) -> tuple[Model, Rows]:
-    """Load a fitted estimator or Pipeline and open the first samples of data that fit it; columns are matched by name."""
+def load_fitted(
+    path: Path, source: DataSource, device: str, limit: int | None = None, compared: bool = True
+) -> tuple[Model, Rows]:
+    """Load a fitted estimator or Pipeline and open the first samples of data that fit it; columns are matched by name.
+
+    ``compared`` says whether targets will be compared with predictions, so that a classifier's must be labels.
+    """
+    from lrrn.datasets.tables import with_labels
+    from lrrn.estimators import LRRNClassifier
     from lrrn.estimators._base import LiftedEstimator
     from lrrn.network import LRRN
     from lrrn.persistence.serialization import load
-    from lrrn.reports.pipelines import PipelineModel
+    from lrrn.reports.pipelines import PipelineModel, last_of
 
     loaded = load(path, device=device_name(device))
     if isinstance(loaded, LRRN):
@@ -229,6 +283,8 @@ def load_fitted(path: Path, source: DataSource, device: str, limit: int | None =
         raise typer.BadParameter(
             f"{source.data} has {rows.n_features} features and {path} was trained on {fitted.n_features_in_}"
         )
+    if compared and isinstance(last_of(fitted), LRRNClassifier):
+        rows = with_labels(rows)
     return fitted, rows.first(limit)
 
 

@@ -81,7 +81,13 @@ Part = Annotated[
 SavedModel = Annotated[
     Path, typer.Argument(help="A model saved by lrrn train or lrrn.save, or a name of lrrn models.", metavar="MODEL")
 ]
-Eps = Annotated[str | None, typer.Option(help="Sizes of perturbations to certify, in the units of the data: 0.1,0.25,0.5.")]
+Eps = Annotated[
+    str | None,
+    typer.Option(
+        help="Sizes of perturbations to certify: 0.1,0.25,0.5. In standard deviations of the features for a model that divides "
+        "each by its own, as of tables (norm: scaled); in the units of the data for others (norm: euclidean)."
+    ),
+]
 Method = Annotated[
     str,
     typer.Option(

@@ -64,18 +64,35 @@ def errors_explained(checkpoint: Path | None = None, advice: str | None = None) 
         raise typer.Exit(1) from error
 
 
+@contextmanager
+def arguments_checked() -> Iterator[None]:
+    """Turn what the library itself finds wrong with an argument into a usage error, with status 2."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def writable(path: Any, make_folder: bool = False) -> Any:
     """Return a path, refused before any work is done if it cannot be written; make its folder if asked to."""
     if path is None or path == STDOUT:
         return path
     from lrrn.runtime.storage import check_writable
 
-    try:
+    with arguments_checked():
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         check_writable(path)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
+    return path
+
+
+def samples_file(path: Path | None) -> Path | None:
+    """Return a file for the results of each sample, refused before any work is done if it cannot be one."""
+    if path is not None:
+        from lrrn.reports.scoring import Parts
+
+        with arguments_checked():
+            Parts(path, {})  # which only checks the path at first
     return path
 
 

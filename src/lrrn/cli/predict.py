@@ -38,7 +38,8 @@ def predict(
     ] = None,
     radius: Annotated[bool, typer.Option("--radius", help="Certified radii of the labels too.")] = False,
     eps: Annotated[
-        str | None, typer.Option(help="Regressor: certified intervals too, under perturbations of this size.")
+        str | None,
+        typer.Option(help="Regressor: certified intervals too, under perturbations of this size, in the norm of lrrn certify."),
     ] = None,
     method: Method = "auto",
     target: Target = None,
@@ -67,7 +68,7 @@ def predict(
     from lrrn.runtime.ranks import joined
 
     with errors_explained(), joined(where) as ranks:
-        fitted, rows = load_fitted(model, source, device, limit)
+        fitted, rows = load_fitted(model, source, device, limit, compared=False)
         # nothing here is random; --seed exists so that scripts can pass it to every command
         columns = flattened(predictions.predict(fitted, rows, radius, None if sizes is None else sizes[0], method))
     if ranks.is_main:

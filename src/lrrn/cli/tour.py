@@ -66,13 +66,14 @@ def explore(
             check_model(model)
         where = device_name(device)
 
+        from lrrn.datasets.tables import with_labels
         from lrrn.explore.gallery import Gallery
         from lrrn.explore.launch import run
         from lrrn.explore.opening import MOST_SAMPLES
 
         data = None
         if source is not None:
-            rows = source.open() if model is None else load_fitted(model, source, device)[1]
+            rows = with_labels(source.open()) if model is None else load_fitted(model, source, device)[1]
             data = Gallery(source.data, *rows.first(MOST_SAMPLES).everything())
         elif model is not None and not model.is_file():
             data = _published_images(str(model), root)

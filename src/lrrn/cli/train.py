@@ -9,7 +9,7 @@ import typer
 
 from lrrn.cli.inputs import DataSource, device_name, image_shape, one_size, sides_of, train_and_test
 from lrrn.cli.options import Delimiter, Device, Drop, ImageShape, JsonFile, Kind, PageFile, Root, Source, Target
-from lrrn.cli.output import check_distinct, console, errors_explained, publish, writable
+from lrrn.cli.output import arguments_checked, check_distinct, console, errors_explained, publish, writable
 from lrrn.cli.parameters import convolutions, parsed, with_parameters
 
 
@@ -18,7 +18,9 @@ def train(
     data: Source,
     kind: Annotated[Kind, typer.Option("--model", help="What to train.")] = Kind.classifier,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the model.")] = Path("lrrn-model.safetensors"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model if it exists already.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the model and the checkpoint if they exist already.")
+    ] = False,
     test_share: Annotated[float, typer.Option(help="Share of a file to hold out for the table.", min=0.01, max=0.9)] = 0.25,
     target: Target = None,
     drop: Drop = None,
@@ -30,7 +32,8 @@ def train(
     eps: Annotated[
         str | None,
         typer.Option(
-            help="Size of perturbations, in the units of the data: make many predictions correct and certified at it."
+            help="Size of perturbations: make many predictions correct and certified at it. In standard deviations of the "
+            "features with --standardize features, as tables have by default; otherwise in the units of the data."
         ),
     ] = None,
     image: ImageShape = None,
@@ -63,18 +66,30 @@ def train(
     check_distinct((data, target), output, checkpoint, log, json_file, page)
     if output.exists() and not (overwrite or resume):
         raise typer.BadParameter(f"{output} exists already; give another --output, or --overwrite to replace it")
+    if checkpoint is not None and checkpoint.is_file() and not (overwrite or resume):
+        raise typer.BadParameter(
+            f"{checkpoint} exists already and holds the state of a run; --resume continues it, --overwrite replaces it, or "
+            "give another --checkpoint"
+        )
     source = DataSource(data, "train", root, target, drop, delimiter)
     where = device_name(device)
 
+    import math
     import time
 
     import numpy as np
 
+    from lrrn.estimators.images import check_images
     from lrrn.persistence.serialization import save
     from lrrn.reports.evaluation import KEPT_SAMPLES, evaluate, reference_of
     from lrrn.runtime.ranks import joined
 
     model = _estimator(kind, values, layers)
+    with arguments_checked():
+        model._check_parameters()
+        given: Any = model.image_shape or (None if image is None else (1, *sides_of(image))[-3:])
+        if given is not None or not source.is_named:  # a data set with a name knows the shape of its images
+            check_images(model._widths, given, 0 if given is None else math.prod(given))
     model.set_params(checkpoint=writable(checkpoint), resume=resume, log=writable(log))
     model.set_params(random_state=seed, device=where, verbose=1)
     with errors_explained(checkpoint), joined(where) as ranks:
@@ -100,6 +115,8 @@ def train(
             save(model, output, reference_of(model, *parts))
         publish(f"{data}, samples held out", [result], json_file, page, shape)
         console.print(f"saved to {output}")
+        if not model.history_ and (log is not None or checkpoint is not None):
+            console.print("a linear model was chosen for --eps, without epochs: no log or checkpoint was written")
 
 
 def _estimator(kind: Kind, values: dict[str, Any], convolutions: list[tuple[int, ...]]) -> Any:

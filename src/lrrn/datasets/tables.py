@@ -5,19 +5,20 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lrrn.datasets.idx import MAX_BYTES, check_there
 from lrrn.datasets.rows import ArrayRows, DataError, Rows, open_npy, open_npz, open_parquet, unreadable
+from lrrn.datasets.rows.base import Piece
 from lrrn.datasets.rows.columns import Choice, check_distinct_names
 
 TABLES = (".npz", ".npy", ".parquet", ".csv", ".tsv")
-"""File name extensions that :func:`open_table` reads."""
+"""File name extensions that :func:`open_table` reads, in upper or lower case."""
 DELIMITERS = (",", ";", "\t")
 """Delimiters that are detected; the first one is the default."""
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
@@ -60,22 +61,21 @@ def open_table(
     Rows
     """
     path = Path(path)
-    if path.suffix not in TABLES:
+    kind = path.suffix.lower()
+    if kind not in TABLES:
         kinds = f"{', '.join(TABLES[:-1])} or {TABLES[-1]}"
         raise DataError(f"{path}: tables are read from {kinds} files, not from {path.suffix or 'one without a suffix'!r}")
     check_there(path)
     check_delimiter(delimiter)
-    if path.suffix in (".csv", ".tsv"):
-        return _open_csv(path, Choice(target, features, drop), delimiter or ("\t" if path.suffix == ".tsv" else None))
+    if kind in (".csv", ".tsv"):
+        return _open_csv(path, Choice(target, features, drop), delimiter or ("\t" if kind == ".tsv" else None))
     if delimiter is not None:
         raise DataError(f"{path}: only .csv and .tsv files have a delimiter; leave it out")
-    if path.suffix == ".parquet":
+    if kind == ".parquet":
         return open_parquet(path, Choice(target, features, drop))
     if drop:
-        raise DataError(
-            f"{path}: the columns of {path.suffix} files have no names to drop them by; remove {drop[0]!r} beforehand"
-        )
-    return (open_npz if path.suffix == ".npz" else open_npy)(path, target)
+        raise DataError(f"{path}: the columns of {kind} files have no names to drop them by; remove {drop[0]!r} beforehand")
+    return (open_npz if kind == ".npz" else open_npy)(path, target)
 
 
 def check_delimiter(delimiter: str | None) -> None:
@@ -107,6 +107,48 @@ def read_table(
         and no more memory is allocated than its contents need.
     """
     return open_table(path, target, **options).everything()
+
+
+def with_labels(rows: Rows) -> Rows:
+    """Return a table with one label per sample: targets of shape (n_samples, 1) become vectors.
+
+    Compared with predictions, which are a vector, a column would be broadcast to all pairs.
+
+    Parameters
+    ----------
+    rows : Rows
+        With or without targets. Its first row is read.
+
+    Raises
+    ------
+    DataError
+        A sample has several targets.
+    """
+    _, first = next(rows.pieces(0, 1, 1))
+    if first is None or first.ndim == 1:
+        return rows
+    if first.size != 1:
+        shape = ", ".join(map(str, (rows.n_samples, *first.shape[1:])))
+        raise DataError(
+            f"{rows.name}: targets have shape ({shape}), and a classifier needs one label for each of {rows.n_samples} "
+            "samples; keep the column with the labels, or train a regressor"
+        )
+    return LabelledRows(rows)
+
+
+@final
+class LabelledRows(Rows):
+    """Another table whose targets are an array of one column, as a vector."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self.name, self.n_features, self.n_samples = rows.name, rows.n_features, rows.n_samples
+        self.has_targets, self.feature_names = rows.has_targets, rows.feature_names
+
+    def pieces(self, start: int, stop: int, size: int) -> Iterator[Piece]:
+        """Yield chunks of the other table."""
+        for X, y in self._rows.pieces(start, stop, size):
+            yield X, None if y is None else y.reshape(len(y))
 
 
 def _open_csv(path: Path, choice: Choice, delimiter: str | None) -> Rows:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -30,6 +31,7 @@ from lrrn.linalg.verified import EPS
 from lrrn.network import LRRN, Conv
 from lrrn.network.layers import checked_image_shape
 from lrrn.network.solution import Solution, check_on_failure
+from lrrn.network.structure import checked_solving
 from lrrn.runtime import ranks
 from lrrn.runtime.devices import choose_device, to_dtype
 from lrrn.runtime.memory import rows_at_once
@@ -105,6 +107,10 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     DEFAULTS: ClassVar[dict[str, Any]] = {}
     """Values of parameters that are None, if ``eps`` does not decide them."""
+    CHOSEN: ClassVar[dict[str, Any]] = {}
+    """What ``eps`` chooses for all data, as far as it decides which other values are allowed."""
+    READS_OUT: ClassVar[bool] = True
+    """Whether the last layer is a read-out that comes after the hidden layers."""
 
     def _use(self, name: str) -> Any:
         """Return the value in use of a parameter: the one given, else the one chosen by ``eps``, else the default."""
@@ -133,11 +139,9 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         return as_table(X, self.image_shape)
 
     def _prepare(self, X: Array) -> tuple[int, torch.device]:
-        """Check parameters, and set up scaling, device and seed for a fit; return seed and device."""
-        self._check_parameters()
+        """Set up scaling, device and seed for a fit; return seed and device."""
         check_images(self._widths, self.image_shape, X.shape[1])
         device = choose_device(self.device)
-        Settings(max_seconds=self.max_seconds, max_condition=self.max_condition)  # refuses bad ones before any work
         self._optimizer_state, self.chosen_, self._budget = None, {}, Budget(self.max_seconds)
         drawn = self._draw_seed()
         self._seed = seed = ranks.current().on_main(lambda: drawn)
@@ -150,18 +154,32 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
             return peek(self.checkpoint)[1]
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _build(self, n_features: int, n_outputs: int, beta: Any, output_constraint: Any) -> None:
-        """Set up the network. Zero outputs mean hidden layers only."""
+    def _build(self, n_features: int, n_outputs: int | None = None) -> None:
+        """Set up the network for a fit."""
         first = n_features if self.image_shape is None else checked_image_shape(self.image_shape)
-        self.network_ = LRRN(
-            (first, *self._widths, n_outputs) if n_outputs else (first, *self._widths),
+        generator = torch.Generator().manual_seed(self._seed)
+        sizes = (first, *self._widths) if n_outputs is None else (first, *self._widths, n_outputs)
+        self.network_ = self._network(sizes, generator, choose_device(self.device))
+
+    def _network(
+        self,
+        sizes: Sequence[int | Sequence[int] | Conv],
+        generator: torch.Generator | None = None,
+        device: torch.device | None = None,
+    ) -> LRRN:
+        """Return a network of these sizes."""
+        beta: Any = self.beta
+        if not self.READS_OUT and isinstance(beta, numbers.Real):
+            beta = (float(beta),) * (len(sizes) - 1)  # hidden layers only, and a number is for all of them
+        return LRRN(
+            sizes,
             beta=beta,
             gamma=self.gamma,
             constraint=self.constraint,
-            output_constraint=output_constraint,
+            output_constraint="free" if self.READS_OUT else self.constraint,
             init=self.init,
-            generator=torch.Generator().manual_seed(self._seed),
-            device=choose_device(self.device),
+            generator=generator,
+            device=device,
             dtype=to_dtype(self.dtype),
         )
 
@@ -171,6 +189,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         return checked_widths(self._use("hidden_sizes"))
 
     def _check_parameters(self) -> None:
+        """Refuse values that are wrong for all data."""
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1; got {self.validation_fraction}")
         for name, least in COUNTS.items():
@@ -186,6 +205,16 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         eps = getattr(self, "eps", None)
         if eps is not None and (isinstance(eps, bool) or not (isinstance(eps, numbers.Real) and 0 < float(eps) < math.inf)):
             raise ValueError(f"eps must be None or a positive number, the size of perturbations to withstand; got {eps!r}")
+        checked_solving("auto", self.tol, self.max_sweeps)
+        trial = copy.copy(self)  # without what an earlier fit has chosen
+        trial.chosen_ = {} if eps is None else self.CHOSEN
+        trial._check_own()
+        trial._settings(0)
+        trial._network((1,) * (len(trial._widths) + 1 + self.READS_OUT))
+
+    def _check_own(self) -> None:
+        """Refuse values of the parameters that a concrete subclass adds."""
+        raise NotImplementedError
 
     def _fit_scaling(self, X: Array) -> None:
         """Centre every feature and divide by one common scale, so that balls remain balls, or by its standard deviation."""

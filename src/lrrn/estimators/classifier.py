@@ -20,7 +20,7 @@ from lrrn.estimators.certified_labels import CertifiedLabels
 from lrrn.estimators.held_out import split_off_validation
 from lrrn.estimators.labels import UNLABELLED, counted, encode, known_classes, sample_weights
 from lrrn.estimators.objectives import check_belongs, check_probabilities, made
-from lrrn.learning import Data, Objective
+from lrrn.learning import Data, Objective, Settings
 from lrrn.learning.trainer import Callback
 from lrrn.network import LRRN, Conv
 
@@ -171,6 +171,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         "temperature": 0.1,
         "adversarial_eps": 0.0,
     }
+    CHOSEN: ClassVar[dict[str, Any]] = {"objective": "margin", "optimizer": "adamw", "hidden_sizes": robust.HIDDEN}
 
     eps: float | None
     objective: str | None
@@ -251,17 +252,17 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         LRRNClassifier
             The estimator itself.
         """
-        self._objective()  # check its parameters first
+        self._check_parameters()
         features, labels = validate_data(self, self._table(X), y, dtype=[np.float64, np.float32])
         self.classes_, label = encode(labels, None, self._semi_supervised)
         weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
         seed, device = self._prepare(counted(features, weight))
         linear = choices.choose(self, features, label, weight, seed)
-        self._build(features.shape[1], len(self.classes_), self.beta, "free")
+        self._build(features.shape[1], len(self.classes_))
         if linear is not None:
             robust.use_linear(self, linear)
             return self
-        objective, validate = self._objective(), None
+        validate = None
         rows = np.arange(len(features))
         if self.early_stopping:
             # only samples with a label and a weight are scored; all others remain in the training set
@@ -274,11 +275,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
                 return float((self._scores(x_held, "warn").argmax(-1) == y_held).double().mean())
 
         data = self._data(features[rows], label[rows], None if weight is None else weight[rows], device)
-        pretrain = None
-        if self.pretrain_epochs > 0:
-            changes = {"epochs": self.pretrain_epochs, "learning_rate": self.pretrain_learning_rate, "weight_decay": 0.0}
-            pretrain = self._settings(seed, patience=None, **changes)
-        self._train(objective, data, seed, validate, pretrain)
+        self._train(self._objective(), data, seed, validate, self._pretraining(seed) if self.pretrain_epochs > 0 else None)
         return self
 
     def partial_fit(
@@ -301,7 +298,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         """
         if self.eps is not None:
             raise ValueError("partial_fit sees the data in parts, and eps chooses from all of it: call fit, or leave out eps")
-        objective = self._objective()
+        self._check_parameters()
         first = not hasattr(self, "network_")
         if first and classes is None:
             raise ValueError("classes must be given in the first call of partial_fit")
@@ -318,9 +315,17 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
         if first:
             self._prepare(counted(features, weight))
-            self._build(features.shape[1], len(self.classes_), self.beta, "free")
-        self._pass_over(objective, self._data(features, label, weight, self.network_.W[0].device))
+            self._build(features.shape[1], len(self.classes_))
+        self._pass_over(self._objective(), self._data(features, label, weight, self.network_.W[0].device))
         return self
+
+    def _check_own(self) -> None:
+        self._objective()
+        self._pretraining(0)
+
+    def _pretraining(self, seed: int) -> Settings:
+        changes = {"learning_rate": self.pretrain_learning_rate, "weight_decay": 0.0}
+        return self._settings(seed, patience=None, epochs=max(self.pretrain_epochs, 1), **changes)
 
     def _objective(self) -> Objective:
         if self.eps is not None and self.objective not in (None, "margin"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -129,6 +129,8 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
     True
     """
 
+    READS_OUT: ClassVar[bool] = False
+
     contamination: float
 
     def __init__(
@@ -184,15 +186,10 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         LRRNEnergyModel
             The estimator itself.
         """
-        if not (isinstance(self.contamination, float | int | np.floating) and 0 < self.contamination <= 0.5):
-            raise ValueError(f"contamination must be a number in (0, 0.5]; got {self.contamination!r}")
-        n_layers = len(self._widths)
-        if n_layers == 0:
-            raise ValueError("hidden_sizes must name at least one layer; got none")
+        self._check_parameters()
         features = validate_data(self, self._table(X), dtype=[np.float64, np.float32])
-        beta = self.beta if isinstance(self.beta, tuple | list) else (float(self.beta),) * n_layers
         seed, device = self._prepare(features)
-        self._build(features.shape[1], 0, beta, self.constraint)
+        self._build(features.shape[1])
         rows, validate = np.arange(len(features)), None
         if self.early_stopping:
             rows, held = split_off_validation(len(features), self.validation_fraction, seed, None)
@@ -206,6 +203,12 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         scores = self._over_chunks(X, lambda x: -self._infer(x, on_failure="warn").energy)
         self.offset_ = float(np.percentile(scores, 100 * self.contamination))
         return self
+
+    def _check_own(self) -> None:
+        if not (isinstance(self.contamination, float | int | np.floating) and 0 < self.contamination <= 0.5):
+            raise ValueError(f"contamination must be a number in (0, 0.5]; got {self.contamination!r}")
+        if not self._widths:
+            raise ValueError("hidden_sizes must name at least one layer; got none")
 
     def score_samples(self, X: ArrayLike) -> Array:
         """Return minus the energy of each sample: high for inliers, low for outliers.

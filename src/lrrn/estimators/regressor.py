@@ -213,7 +213,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         LRRNRegressor
             The estimator itself.
         """
-        self._objective()  # check its parameters first
+        self._check_parameters()
         table = self._table(X)
         features, values = validate_data(self, table, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
         self._single = values.ndim == 1
@@ -233,7 +233,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         if self.eps is not None:
             x = self._scaled(features[counts], torch.float64, torch.device("cpu")).numpy()
             linear = robust.choose_regressor(self, x, targets[counts], None if weight is None else weight[counts], seed)
-        self._build(features.shape[1], targets.shape[1], self.beta, "free")
+        self._build(features.shape[1], targets.shape[1])
         if linear is not None:
             robust.use_linear(self, linear)
             return self
@@ -257,6 +257,9 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         )
         self._train(self._objective(), data, seed, validate)
         return self
+
+    def _check_own(self) -> None:
+        self._objective()
 
     def _objective(self) -> Objective:
         objectives: dict[str, Callable[[], Objective]] = {

@@ -118,7 +118,7 @@ def unroll(
     if error is not None and not error > 0:
         raise ValueError(f"error must be a positive number; got {error}")
     net, given, out_scale, out_offset, classes = _parts(model)
-    box = _box(lower, upper, net.sizes[0], dtype)
+    box = checked_box(lower, upper, net.sizes[0], dtype)
     energy = net.energy_snapshot(torch.float64)
     if not energy.has_matrices:
         raise ValueError(
@@ -192,7 +192,7 @@ def _accepted(unrolled: Unrolled, error: float | None) -> Unrolled:
     return unrolled
 
 
-def _box(lower: ArrayLike, upper: ArrayLike, d_0: int, dtype: torch.dtype) -> Box:
+def checked_box(lower: ArrayLike, upper: ArrayLike, d_0: int, dtype: torch.dtype) -> Box:
     """Return the box, with ends rounded outwards: it holds inputs before and after they are rounded to the dtype."""
     ends = []
     for name, value in (("lower", lower), ("upper", upper)):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import r2_score
 
 from lrrn.datasets.rows import ArrayRows, Rows
+from lrrn.datasets.tables import with_labels
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
 from lrrn.persistence.reference import UNKNOWN, ImageShape, Reference
 from lrrn.reports.images import image_shape_of, mirrored, show_filters
@@ -31,7 +32,8 @@ TELLING = 0.6
 MEANINGS = {
     "accuracy": "share of the samples that are classified correctly",
     "R^2": "share of the targets' variance that is predicted: 1 is perfect, 0 is no better than their mean",
-    "Lipschitz constant, at most": "proven: outputs move at most this many times as far as the input",
+    "Lipschitz constant, at most": "proven: outputs move at most this many times as far as the input; a regressor's in the "
+    "units of the target",
     "median certified radius": "proven: half of the samples are right under every perturbation below this norm",
     "certified accuracy": "proven: share of the samples that are right under every perturbation of this norm",
     "certified half-width": "proven: the most that predictions move under any perturbation of this norm, on average",
@@ -60,8 +62,9 @@ class Evaluation:
         Number of samples it was evaluated on.
     score : float or None
         Accuracy of a classifier, R^2 of a regressor.
-    lipschitz : float
-        Proven bound on the Lipschitz constant, in the norm of perturbations.
+    lipschitz : float or None
+        Proven bound on the Lipschitz constant, in the norm of perturbations: of a classifier's scores, of an energy model's
+        activations, or of a regressor's predictions in the units of the target. None for class energies, which have none.
     median_radius : float or None
         Median certified radius over all samples of a classifier; misclassified samples count as 0.
     certified : dict of float to float
@@ -80,7 +83,7 @@ class Evaluation:
     name: str
     n_samples: int
     score: float | None
-    lipschitz: float
+    lipschitz: float | None
     median_radius: float | None
     certified: dict[float, float]
     half_width: dict[float, float]
@@ -141,6 +144,8 @@ def evaluate(
     Evaluation
     """
     rows = X if isinstance(X, Rows) else ArrayRows(np.asanyarray(X), None if y is None else np.asarray(y))
+    if isinstance(last_of(model), LRRNClassifier):
+        rows = with_labels(rows)
     sizes = sizes_for(model, eps)
     shape = image_shape_of(model, image_shape)
     # what identifies a run, so that it does not resume from the parts of another one
@@ -152,8 +157,14 @@ def evaluate(
     energies = {"samples": columns["energy"], **_energies_outside(model, rows, shape, in_distribution, seed)}
     outside = {kind: auroc(energies["samples"], values) for kind, values in energies.items() if kind != "samples"}
     median = None if radii is None else float(np.median(radii))
-    measured = (score, float(model.lipschitz_), median, certified, half_width, outside, seconds)
+    measured = (score, _lipschitz(model), median, certified, half_width, outside, seconds)
     return Evaluation(name, rows.n_samples, *measured, model=model, radii=radii, energies=energies, norm=model._norm(None))
+
+
+def _lipschitz(model: Model) -> float | None:
+    """Return the proven bound on the Lipschitz constant; None for class energies, which are quadratic and have none."""
+    bound = getattr(model, "lipschitz_", None)
+    return None if bound is None else float(bound)
 
 
 def _scored(
@@ -256,7 +267,11 @@ def energies_of(
 
 
 def check_labels(model: Any, y: Array) -> None:
-    """Raise if the labels are text and the model's classes are numbers, or the other way round: none would ever match."""
+    """Raise unless labels are a vector, and text where the model's classes are text: none would ever match."""
+    if y.ndim != 1:
+        raise ValueError(
+            f"labels must have shape (n_samples,), one for each sample; got {y.shape}: use y.ravel() for one column"
+        )
     if (y.dtype.kind in "USO") != (model.classes_.dtype.kind in "USO"):
         here, there = (labels[:1].tolist()[0] for labels in (y, model.classes_))
         raise ValueError(f"the data has labels such as {here!r} and the model's are such as {there!r}; choose another target")
