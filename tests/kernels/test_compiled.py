@@ -19,7 +19,7 @@ from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
 from numba.core.runtime import _nrt_python, rtsys
 
-from lrrn.kernels.cpu import parts
+from lrrn.kernels.cpu import cache, parts
 
 COLD_FIT = """
 import json, sys
@@ -37,9 +37,9 @@ MOST = 50
 """Functions that the first fit may compile, those of Numba included."""
 
 
-def cold_fit(cache) -> list:
+def cold_fit(folder) -> list:
     """Return the functions that a fit compiles in a process of its own, and whether it imported torch's compiler."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
     done = subprocess.run([sys.executable, "-c", COLD_FIT], env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -225,3 +225,33 @@ def test_the_garbage_collector_and_the_compiler_are_as_before(kernels, enabled):
         assert (config.OPT, codegen._library_class, types.Function.get_call_type) == before
     finally:
         gc.enable()
+
+
+def test_kernels_are_kept_in_the_users_cache_and_found_from_another_folder(tmp_path, monkeypatch):
+    """The same file in two environments, and then with another file of kernels, into which its callers are compiled."""
+    monkeypatch.setattr(config, "CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "KERNELS", tmp_path / "kernels")
+    inner = tmp_path / "kernels" / "inner.py"
+    inner.parent.mkdir()
+
+    def loaded(folder):
+        cache.version_of.cache_clear()
+        path = tmp_path / folder / "kernels_of_a_test.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(KERNELS)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert module.total(np.arange(4.0)) == 6
+        return sum(module.total.stats.cache_hits.values()), module.total.stats.cache_path
+
+    try:
+        inner.write_text("LIMIT = 1\n")
+        (first, folder), (second, same) = loaded("one"), loaded("two")
+        inner.write_text("LIMIT = 2\n")
+        third, other = loaded("one")
+    finally:
+        cache.version_of.cache_clear()
+    assert (first, second, third) == (0, 1, 0) and folder == same != other
+    assert str(tmp_path / "cache" / "lrrn" / "kernels") in folder and not list(tmp_path.rglob("__pycache__"))

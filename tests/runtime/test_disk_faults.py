@@ -331,7 +331,7 @@ def test_kernels_work_where_the_disk_is_full(tiny, caplog):
 @pytest.mark.parametrize("content", [b"", b"junk", None])
 def test_a_damaged_cache_is_made_anew(suffix, content, tiny, caplog, tmp_path):
     assert tiny()(3) == 6
-    (file,) = (tmp_path / "package" / "__pycache__").glob(f"*.{suffix}")
+    (file,) = (tmp_path / "package" / "__pycache__").rglob(f"*.{suffix}")
     file.write_bytes(file.read_bytes()[:-20] if content is None else content)
     assert tiny()(3) == 6
     if suffix == "nbi":

@@ -11,6 +11,7 @@ from typing import Any
 from numba.core import config
 from numba.core.compiler_lock import global_compiler_lock
 
+from lrrn.kernels.cpu.cache import KernelCache
 from lrrn.kernels.cpu.parts import compile_kernel, link_into_callers
 
 logger = logging.getLogger("lrrn.kernels")
@@ -33,12 +34,11 @@ def kernel(function: Callable[..., Any], **more: Any) -> Any:
     is logged once.
     """
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False, **more}
+    compiled = compile_kernel(function, no_cfunc_wrapper=True, **options)
     try:
-        compiled = compile_kernel(function, cache=True, no_cfunc_wrapper=True, **options)
-        compiled._cache = _Forgiving(compiled._cache)
-    except RuntimeError as error:  # Numba found no folder for its cache
+        compiled._cache = _Forgiving(KernelCache(function))
+    except RuntimeError as error:  # there is no folder that can be written
         _tell(str(error))
-        compiled = compile_kernel(function, no_cfunc_wrapper=True, **options)
     link_into_callers(compiled, function, options)
     compiled.compile = _quickly()(compiled.compile)
     return compiled
@@ -67,7 +67,7 @@ def _quickly() -> Iterator[None]:
 
 
 class _Forgiving:
-    """Numba's cache of one function; errors of the cache do not propagate to callers."""
+    """The cache of one function; errors of the cache do not propagate to callers."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
