@@ -96,7 +96,7 @@ def halves_and_rates(h: BlockTridiagonal) -> tuple[Tensor, ...]:
     high, low, move = (torch.empty((width, width), dtype=torch.float16, device=h.device) for _ in range(3))
     # the smallest eigenvalue is resolved to about half a per cent of L only
     arrays = (dense, unit, high, low, move, rates)
-    _kernels().prepare[(1,)](*arrays, dim, UP, DOWN, WIDTH=width, num_warps=16 if width > 64 else 4)
+    _on_chip().prepare[(1,)](*arrays, dim, UP, DOWN, WIDTH=width, num_warps=16 if width > 64 else 4)
     return unit, high, low, move, rates
 
 
@@ -138,7 +138,7 @@ class Tiles(Stepper):
         strides = (0 if len(bound) == 1 else dim for bound in (lo, hi))
         arrays = (q, z, lo, hi, *self._matrices, *((z, z) if found is None else found), spent)
         shape = {"WIDTH": width, "TILE": tile, "CHECK": found is not None, "num_warps": warps}
-        _kernels().sweep[(-(-n // tile),)](*arrays, n, dim, *strides, *rounds_and_steps(sweeps), **shape)
+        _on_chip().sweep[(-(-n // tile),)](*arrays, n, dim, *strides, *rounds_and_steps(sweeps), **shape)
         return spent
 
     def check(self, qp: BoxQP, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,7 +165,7 @@ def half_and_rate(h: BlockTridiagonal) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     float32 only, is what half precision leaves out; see :mod:`lrrn.linalg.split_products`. The rates are 1 / L and, for a
     Hessian a I + b W W^T, step and momentum of the heavy ball: its smallest eigenvalue is at least a.
     """
-    kernels = _kernels()
+    kernels = _in_rows()
     unit = torch.empty(h.dim, dtype=h.dtype, device=h.device)
     for block, part in zip(h.diag, unit.split(h.sizes), strict=True):
         kernels.scales[(1,)](block.contiguous(), part, len(part), SPREAD, **row_shape(len(part)))
@@ -195,7 +195,7 @@ def _narrowed(dense: Tensor, unit: Tensor, factor: Tensor, dtype: torch.dtype, s
     high = torch.empty(dense.shape, dtype=dtype, device=dense.device)
     low = torch.empty_like(high) if split else high
     grid = (-(-dense.numel() // BLOCK),)
-    _kernels().narrow[grid](dense, unit, factor, high, low, len(dense), LOW, SPLIT=split, BLOCK=BLOCK, num_warps=4)
+    _in_rows().narrow[grid](dense, unit, factor, high, low, len(dense), LOW, SPLIT=split, BLOCK=BLOCK, num_warps=4)
     return high, low
 
 
@@ -233,7 +233,7 @@ class Rows(Stepper):
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
-        kernels, shape = _kernels(), row_shape(dim)
+        kernels, shape = _in_rows(), row_shape(dim)
         (lo, hi), strides = bounds_and_strides(qp)
         push, down, up, here = (torch.empty((n, dim), dtype=torch.float32, device=z.device) for _ in range(4))
         ahead, product = (torch.empty((n, dim), dtype=torch.float16, device=z.device) for _ in range(2))
@@ -287,7 +287,7 @@ class Equations(Stepper):
 
     def advance(self, qp: BoxQP, z: Tensor, g: Tensor, sweeps: int, threshold: Tensor) -> Tensor:
         n, dim = z.shape
-        kernels, shape = _kernels(), row_shape(dim)
+        kernels, shape = _in_rows(), row_shape(dim)
         (lo, hi), strides = bounds_and_strides(qp)
         direction, left, moved = (torch.empty((n, dim), dtype=torch.float32, device=z.device) for _ in range(3))
         half, product = (torch.empty((n, dim), dtype=torch.float16, device=z.device) for _ in range(2))
@@ -327,7 +327,7 @@ def _judged(qp: BoxQP, z: Tensor, by_parts: bool) -> tuple[Tensor, Tensor]:
         g = both = rest = qp.hessian.matmul(z)
         size = unit
     arrays = (z, qp.q.contiguous(), lo, hi, both, rest, unit, rates, size, g, residual)
-    _kernels().judge[(n,)](*arrays, n, dim, *strides, LOW, SPLIT=split, **shape)
+    _in_rows().judge[(n,)](*arrays, n, dim, *strides, LOW, SPLIT=split, **shape)
     return g, residual
 
 
@@ -336,7 +336,7 @@ def statuses(gradient: Tensor, residual: Tensor, must: Tensor) -> Tensor:
     n, dim = gradient.shape
     status = torch.empty(n, dtype=torch.int64, device=gradient.device)
     arrays = (gradient.contiguous(), residual, must, status)
-    _kernels().settle[(n,)](*arrays, dim, NON_FINITE=int(Status.NON_FINITE), **row_shape(dim))
+    _in_rows().settle[(n,)](*arrays, dim, NON_FINITE=int(Status.NON_FINITE), **row_shape(dim))
     return status
 
 
@@ -347,8 +347,16 @@ def bounds_and_strides(qp: BoxQP) -> tuple[tuple[Tensor, Tensor], tuple[int, int
 
 
 @cache
-def _kernels() -> Any:
-    """Import the kernels on first use: Triton is slow to import, and may be absent."""
-    from lrrn.kernels.cuda import accelerated
+def _on_chip() -> Any:
+    """Import the kernels of narrow networks on first use: Triton is slow to import, and may be absent."""
+    from lrrn.kernels.cuda import on_chip
 
-    return accelerated
+    return on_chip
+
+
+@cache
+def _in_rows() -> Any:
+    """Import the kernels of wider networks on first use."""
+    from lrrn.kernels.cuda import in_rows
+
+    return in_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lrrn.kernels.cuda.accelerated import size_of, this_row
+from lrrn.kernels.cuda.in_rows import size_of, this_row
 
 
 @triton.jit(do_not_specialize=["dim"])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lrrn.kernels.cuda.accelerated import halve, kkt_norm, refine, slope
+from lrrn.kernels.cuda.on_chip import halve, kkt_norm, refine, slope
 
 
 @triton.jit
