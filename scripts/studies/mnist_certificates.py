@@ -17,7 +17,7 @@ import torch
 import lrrn
 from lrrn import LRRNClassifier, datasets
 from lrrn.attacks import minimal_perturbation
-from lrrn.network import BUDGET
+from lrrn.bounds import BUDGET
 
 
 def trained(path: Path, epochs: int) -> LRRNClassifier:

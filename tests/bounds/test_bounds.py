@@ -115,3 +115,37 @@ def test_weights_whose_squares_overflow_leave_the_global_constant():
     w = torch.tensor([[1e160, 1e160, 0.0], [1e160, -1e160, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
     assert bounds.spectral([Dense(w)], [1.0]) == pytest.approx(1.0, rel=1e-9) and Dense(w).norm() == math.inf
     assert bounds.spectral([Dense(w)], [0.0]) == math.inf
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    sizes=st.lists(st.integers(2, 6), min_size=2, max_size=4).map(tuple),
+    last_beta=st.sampled_from([0.0, 0.5, 1.0]),
+    output=st.sampled_from(["free", "nonneg", (-0.3, 0.5)]),
+)
+@settings(max_examples=30)
+def test_no_difference_of_two_outputs_moves_faster_than_its_bound(seed, sizes, last_beta, output):
+    net = random_network(sizes, beta=(1.0,) * (len(sizes) - 2) + (last_beta,), output_constraint=output, seed=seed)
+    x = 2 * random_input(60, sizes[0], seed=seed)
+    pair = (sizes[-1] - 1, 0)
+    points = x.clone().requires_grad_()
+    y = net(points)
+    slope = torch.autograd.grad((y[:, pair[0]] - y[:, pair[1]]).sum(), points)[0]
+    found = [net.lipschitz(method, 0.1, pair) for method in ("auto", "multiplier", "spectral", "paper")]
+    assert float(slope.norm(dim=1).max()) <= min(found) * (1 + 1e-9)
+    assert found[0] <= found[2] * (1 + 1e-9) and found[2] <= found[3] * (1 + 1e-9)
+    assert found[3] == pytest.approx(math.sqrt(2) * net.lipschitz("paper")) and found[3].method == "paper"
+    assert found[2] == net.lipschitz("spectral", pair=pair[::-1])
+
+
+def test_of_a_linear_network_the_bound_of_a_pair_is_the_distance_of_its_rows():
+    net = random_network((5, 3), beta=(0.0,))
+    w = net.W[0].detach()
+    for i, j in ((0, 1), (2, 0)):
+        assert net.lipschitz("spectral", pair=(i, j)) == pytest.approx(float((w[i] - w[j]).norm()), rel=1e-9)
+
+
+@pytest.mark.parametrize("pair", [(0, 0), (0, 3), (-1, 0), (0,), (0, 1, 2), (0.0, 1)])
+def test_a_pair_is_two_different_outputs(pair):
+    with pytest.raises(ValueError, match=r"pair must be two different indices of outputs, from 0 to 2; got"):
+        random_network((4, 3)).lipschitz(pair=pair)

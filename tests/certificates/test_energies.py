@@ -190,3 +190,16 @@ def test_a_threshold_near_the_largest_float_is_above_every_finite_energy():
     net = random_network((3, 4, 2))
     radius = decision_radius(net, random_input(2, 3), 1.7e308)
     assert (radius * energy_constant(net)).tolist() == pytest.approx([math.sqrt(2) * math.sqrt(1.7e308)] * 2, rel=1e-5)
+
+
+def test_an_energy_that_overflows_proves_nothing():
+    """One squared mismatch is beyond float64, although the residual of the solve is not."""
+    net = lrrn.LRRN((2, 1), beta=(1.0,), gamma=1.0, output_constraint="nonneg", bias=False, reconstruction_bias=False)
+    net = net.double()
+    with torch.no_grad():
+        net.W[0].copy_(torch.tensor([[1.0, 0.0]]))
+    x = torch.tensor([[1e150, 1e156]], dtype=torch.float64)
+    assert bool(net.infer(x).converged[0])
+    assert decision_radius(net, x, 1.0).tolist() == [0.0]  # at 0, within 2e156, the energy is 0
+    lower, upper = energy_interval(net, x, 2e156)
+    assert lower.tolist() == [0.0] and upper.tolist() == [math.inf]

@@ -414,11 +414,14 @@ def test_both_ways_find_similar_radii(monkeypatch):
     for sizes, typical, least in (((8, 12, 4), 0.99, 0.9), ((8, 10, 9, 4), 0.9, 0.7)):
         for gamma, norm in ((0.5, 0.5), (0.125, 2.0), (1.0, 6.0)):
             net, x = rescaled(random_network(sizes, gamma=gamma, seed=0), norm), random_input(20, 8)
-            dense = lrrn.certify(net, x, "shared").radius
+            by_matrices = lrrn.certify(net, x, "shared")
             with monkeypatch.context() as patch:
                 patch.setattr(module, "WIDE", 0)
                 patch.setattr(module, "WIDE_DEEP", 0)
-                ratio = (lrrn.certify(net, x, "shared").radius / dense)[dense > 0]
+                by_products = lrrn.certify(net, x, "shared")
+                assert not lrrn.certify(net, x, "spectral").by_products
+            assert by_products.by_products and not by_matrices.by_products
+            ratio = (by_products.radius / by_matrices.radius)[by_matrices.radius > 0]
             assert float(ratio.median()) > typical and float(ratio.min()) > least
 
 

@@ -12,7 +12,7 @@ from sessions import fitted, session_of
 def hurry():
     """Bounds are as good as their budget; their quality is tested elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(lrrn.network.BUDGET, "auto", 0.5)
+        patch.setitem(lrrn.bounds.BUDGET, "auto", 0.5)
         yield
 
 

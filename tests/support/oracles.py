@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import lrrn
+from lrrn.bounds.outputs import pair_constants
 
 
 @dataclass
@@ -252,6 +253,11 @@ def best_dual(
         return np.inf
     assert found.status in (clarabel.SolverStatus.Solved, clarabel.SolverStatus.AlmostSolved), found.status
     return float(found.x[-1])
+
+
+def pair_bounds(net: lrrn.LRRN, method: str) -> torch.Tensor:
+    """The table of proven constants of all differences of two outputs."""
+    return pair_constants(net.energy_snapshot(torch.float64), method).rho
 
 
 def random_network(

@@ -35,9 +35,10 @@ class LipschitzBound(float):
 
     def __new__(cls, per_layer: Sequence[float], method: str) -> LipschitzBound:
         """Multiply the factors of the layers."""
-        product = math.prod(per_layer) * _SLACK ** len(per_layer)
-        # zero is valid only if a layer is constant, not if the product underflows
-        bound = super().__new__(cls, max(product, sys.float_info.min) if all(per_layer) else product)
+        product = 1.0
+        for factor in per_layer:
+            product = max(product * factor * _SLACK, sys.float_info.min)  # a product that underflows is no bound
+        bound = super().__new__(cls, product if all(per_layer) else 0.0)
         bound.per_layer, bound.method = tuple(per_layer), method
         return bound
 

@@ -147,7 +147,7 @@ def certify_energies(
     parts = [_certified(net, part, guarantee, tol, max_sweeps) for part in as_vectors(net, x).split(rows)]
     names = ("prediction", "margin", "radius", "error_bound")
     columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    return Certificate(**columns, method="energy", guarantee=guarantee)
+    return Certificate(**columns, method="energy", guarantee=guarantee, by_products=False)
 
 
 def _certified(net: LRRN, x: Tensor, guarantee: str, tol: float, max_sweeps: int) -> Certificate:

@@ -62,7 +62,7 @@ class RootEnergies:
         growth = 1 + (1 + width) * errors.size_slope
         later = (per_unit * (size + (1 + width) * (errors.here + errors.later)) + constant) * UP
         solve, solve_slope = root_mu * errors.later * UP, root_mu * errors.slope * UP
-        converged = solution.converged & provable
+        converged = solution.converged & provable & s.isfinite()  # an energy beyond float64 bounds nothing from below
         return cls(lower, upper, here, solve, solve_slope, later, per_unit * growth * UP, energy_constant(net), converged)
 
     @property

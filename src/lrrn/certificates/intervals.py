@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lrrn.bounds.outputs import single_constants
 from lrrn.certificates.errors import SolveErrors, check_guarantee
 from lrrn.certificates.inputs import as_vectors
-from lrrn.certificates.outputs import single_constants
 from lrrn.network import LRRN
 from lrrn.network.solution import Solution
 from lrrn.qp import DEFAULT_TOL
@@ -52,7 +52,7 @@ def interval_of_solution(
     net: LRRN, x: Tensor, solution: Solution, eps: float, guarantee: str, tol: float
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`output_interval` from a given solution of the free phase."""
-    constants, errors = single_constants(net), SolveErrors.of(net, x, solution, tol)
+    constants, errors = single_constants(net.energy_snapshot(torch.float64)), SolveErrors.of(net, x, solution, tol)
     reach = constants.rho * eps + constants.error * errors.here[:, None] + constants.rounding * errors.size[:, None]
     if guarantee == "deployed":
         size = errors.size + errors.size_slope * eps

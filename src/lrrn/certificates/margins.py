@@ -14,10 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from lrrn.bounds.outputs import pair_constants
 from lrrn.certificates.complementarity import local_problem
 from lrrn.certificates.errors import SolveErrors
 from lrrn.certificates.matrix_free import form_of, matrix_free_radii, takes_operators
-from lrrn.certificates.outputs import pair_constants
 from lrrn.certificates.shared import shared_form, shared_radii
 from lrrn.linalg import verified
 from lrrn.network import LRRN
@@ -48,7 +48,7 @@ def margin_bounds(net: LRRN, x: Tensor, solution: Solution, eps: float) -> tuple
         Infinite where the solve did not converge.
     """
     errors = SolveErrors.of(net, x, solution, DEFAULT_TOL[torch.float64])
-    y, rho = solution.output, pair_constants(net, METHOD).rho
+    y, rho = solution.output, pair_constants(net.energy_snapshot(torch.float64), METHOD).rho
     lower, upper = torch.empty_like(y), torch.empty_like(y)
     for k in range(y.shape[1]):
         lead, slack = y[:, k, None] - y, rho[k] * (eps * _UP) + _doubt(net, errors, k)
@@ -79,7 +79,7 @@ def ruled_out(net: LRRN, x: Tensor, solution: Solution, eps: float, threshold: f
     by_products = takes_operators(energy)
     if not (by_products or energy.has_matrices) or not (form_of(energy).mu if by_products else energy.free_mu) > 0:
         return out
-    errors, rho = SolveErrors.of(net, x, solution, DEFAULT_TOL[torch.float64]), pair_constants(net, METHOD).rho
+    errors, rho = SolveErrors.of(net, x, solution, DEFAULT_TOL[torch.float64]), pair_constants(energy, METHOD).rho
     qp, y = energy.free(x), solution.output
     z = torch.cat(solution.activations[: energy.n_free], dim=-1)
     g_error = energy.rounding.free.total(row_norms(z), row_norms(qp.q), row_norms(x))
@@ -102,7 +102,7 @@ def ruled_out(net: LRRN, x: Tensor, solution: Solution, eps: float, threshold: f
 
 def _doubt(net: LRRN, errors: SolveErrors, k: int) -> Tensor:
     """Return bounds on the error of the differences of output k and every other, of shape (n, d_L)."""
-    constants = pair_constants(net, METHOD)
+    constants = pair_constants(net.energy_snapshot(torch.float64), METHOD)
     return (constants.error[k] * errors.here[:, None] + constants.rounding[k] * errors.size[:, None]) * _UP
 
 

@@ -29,7 +29,9 @@ from lrrn.runtime.lazy import lazy, once_per_owner
 from lrrn.runtime.threads import blas_threads, over_rows, workers
 
 CHUNK, CHUNK_CUDA = 2**30, 2**34
-"""Memory of a batch of samples, in bytes, on the CPU and, at most and if half of it is free, on a GPU."""
+"""Memory of a batch of samples, in bytes, on the CPU and on a GPU."""
+SHARE = 8
+"""A batch takes at most one part in this many of a GPU's memory, however much of it is free: batches decide the last bits."""
 PER_UNIT = 400
 """Bytes per sample and per unit or input: vectors in use at once."""
 WIDE, WIDE_DEEP = 256, 1024
@@ -143,7 +145,9 @@ class MatrixFreeForm:
     @property
     def rows(self) -> int:
         """Samples per batch."""
-        memory = min(CHUNK_CUDA, torch.cuda.mem_get_info(self.lam.device)[0] // 2) if self.lam.is_cuda else CHUNK
+        memory = CHUNK
+        if self.lam.is_cuda:
+            memory = min(CHUNK_CUDA, torch.cuda.get_device_properties(self.lam.device).total_memory // SHARE)
         return max(1, memory // (PER_UNIT * (len(self.lam) + self.inputs)))
 
     @lazy

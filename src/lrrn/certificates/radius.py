@@ -14,13 +14,13 @@ from typing import final
 import torch
 from torch import Tensor
 
+from lrrn.bounds.outputs import pair_constants
 from lrrn.certificates.branching import Branching
 from lrrn.certificates.complementarity import local_problem
 from lrrn.certificates.errors import SolveErrors, check_guarantee
 from lrrn.certificates.inputs import as_vectors, check_network
 from lrrn.certificates.local import local_radius
 from lrrn.certificates.matrix_free import form_of, matrix_free_radii, takes_operators
-from lrrn.certificates.outputs import pair_constants
 from lrrn.certificates.shared import shared_form, shared_radii
 from lrrn.energy import LiftedEnergy
 from lrrn.network import LRRN
@@ -55,6 +55,9 @@ class Certificate:
     guarantee : str
         "exact" is a statement about the exact minimiser. "deployed" is a statement about this library's solver in float64, at
         the tolerance used here: the label that it computes at the perturbed input is the same if that solve converges.
+    by_products : bool
+        Whether "shared" or "branched" took products with the layers alone, which wide networks need. If not, and for other
+        methods, matrices of the size of all units may have been factored.
     """
 
     prediction: Tensor
@@ -63,6 +66,7 @@ class Certificate:
     error_bound: Tensor
     method: str
     guarantee: str
+    by_products: bool = False
 
     def certified_accuracy(self, y: Tensor, eps: float) -> float:
         """Return the share of samples that are classified correctly and certified for every perturbation of norm ``eps``.
@@ -108,6 +112,12 @@ def chosen_method(net: LRRN, method: str) -> str:
     if cheap and net.sizes[-1] <= OUTPUTS:
         return "shared"
     return "multiplier" if energy.has_matrices else "spectral"
+
+
+def takes_products(net: LRRN, method: str) -> bool:
+    """Whether a method takes products with the layers alone for this network; by its structure, never by a clock."""
+    energy = net.energy_snapshot(torch.float64)
+    return energy.n_free > 0 and _by_operators(energy, chosen_method(net, method))
 
 
 def _by_operators(energy: LiftedEnergy, method: str) -> bool:
@@ -213,7 +223,7 @@ def certify_solution(
 
     ``solution`` is the result of :meth:`LRRN.infer` for the same float64 ``x`` and ``tol``; the rest is as in :func:`certify`.
     """
-    constants = pair_constants(net, _first_method(net, method, seconds), seconds)
+    constants = pair_constants(net.energy_snapshot(torch.float64), _first_method(net, method, seconds), seconds)
     method = chosen_method(net, method)
     energy = net.energy_snapshot(torch.float64)
     # wide networks: a bound on the smallest eigenvalue of H by structure, instead of a factorisation
@@ -240,7 +250,7 @@ def certify_solution(
         radius = _radii_by_sample(net, x, solution, method, best, leads, rates, aim)
     radius = radius.clamp(min=0.0) * (1 - 1e-12)
     radius = torch.where(solution.converged & radius.isfinite(), radius, 0.0)
-    return Certificate(best, margin, radius, error, method, guarantee)
+    return Certificate(best, margin, radius, error, method, guarantee, takes_products(net, method))
 
 
 def _radii_by_sample(

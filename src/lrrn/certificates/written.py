@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lrrn.bounds.outputs import pair_constants
 from lrrn.certificates.complementarity import Sample, Terms
 from lrrn.certificates.dual_solvers import Splitting
-from lrrn.certificates.outputs import pair_constants
 from lrrn.certificates.shared import SharedDual, SharedForm, shared_form
 from lrrn.network import LRRN
 from lrrn.qp import DEFAULT_TOL, row_norms
@@ -97,7 +97,7 @@ def _rows(net: LRRN, form: SharedForm, x: Tensor, z: Tensor) -> list[dict[str, A
     bias = energy.b[-1]
     y = features @ energy.weights[-1].mT + (0.0 if bias is None else bias)
     label = y.argmax(-1)
-    doubt = pair_constants(net, "spectral").rounding[label] * (1 + row_norms(features))[:, None]
+    doubt = pair_constants(net.energy_snapshot(torch.float64), "spectral").rounding[label] * (1 + row_norms(features))[:, None]
     leads = (y.gather(1, label[:, None]) - y - doubt).clamp(min=1e-300)
     squares, simple, found = torch.full_like(y, math.inf), torch.full_like(y, math.inf), []
     for j in range(net.sizes[-1]):

@@ -50,6 +50,8 @@ class SampleCertificate:
     feature_scale : array of shape (n_features,)
         How far each feature may move, alone and in its own units, per unit of the radius; 0 for a feature that the certificate
         holds fixed, such as a category.
+    by_products : bool
+        As of :class:`lrrn.Certificate`.
     """
 
     prediction: Array
@@ -60,6 +62,7 @@ class SampleCertificate:
     method: str
     norm: str
     feature_scale: Array
+    by_products: bool = False
 
     def feature_radius(self) -> Array:
         """Return how far each feature may move alone, in its own units, without a change of the label.

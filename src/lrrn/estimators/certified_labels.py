@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lrrn.bounds import LipschitzBound
 from lrrn.certificates.class_energies import certify_energies
-from lrrn.certificates.outputs import pair_constants
-from lrrn.certificates.radius import certify_solution, check_method, chosen_method
+from lrrn.certificates.radius import certify_solution, check_method, chosen_method, takes_products
 from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.certificate import SampleCertificate
 from lrrn.qp import DEFAULT_TOL
@@ -32,9 +31,7 @@ class CertifiedLabels(LiftedEstimator):
             )
         if len(self.classes_) > 2:
             return self.network_.lipschitz()
-        # the one score is the difference of two outputs
-        tight, simple = (float(pair_constants(self.network_, method).rho[0, 1]) for method in ("auto", "spectral"))
-        return LipschitzBound((tight,), "multiplier" if tight < simple else "spectral")
+        return self.network_.lipschitz(pair=(0, 1))  # the one score is the difference of two outputs
 
     def certificate(
         self,
@@ -94,8 +91,9 @@ class CertifiedLabels(LiftedEstimator):
 
         columns = self._columns(X, work)
         columns["prediction"] = self.classes_[columns["prediction"]]
-        chosen = self._chosen_method(method)
-        return SampleCertificate(**columns, method=chosen, norm=named, feature_scale=self._feature_scale(norm))
+        chosen, scale = self._chosen_method(method), self._feature_scale(norm)
+        by_products = not by_energy and takes_products(self.network_, chosen)
+        return SampleCertificate(**columns, method=chosen, norm=named, feature_scale=scale, by_products=by_products)
 
     def _chosen_method(self, method: str) -> str:
         """Return the method that derives the radii when ``method`` is asked for."""

@@ -186,7 +186,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         LRRNEnergyModel
             The estimator itself.
         """
-        self._check_parameters()
+        self.check_parameters()
         features = validate_data(self, self._table(X), dtype=[np.float64, np.float32])
         seed, device = self._prepare(features)
         self._build(features.shape[1])
@@ -275,7 +275,8 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         columns = self._columns(X, work)
         score = -columns["energy"] - self.offset_
         columns["prediction"], columns["margin"] = np.where(score < 0, -1, 1), np.abs(score)
-        return SampleCertificate(**columns, method="energy", norm=named, feature_scale=self._feature_scale(norm))
+        scale = self._feature_scale(norm)
+        return SampleCertificate(**columns, method="energy", norm=named, feature_scale=scale, by_products=False)
 
     def certified_radius(self, X: ArrayLike, norm: str | None = None) -> Array:
         """Return the radius within which each sample's decision (+1 or -1) is proven not to change.

@@ -25,8 +25,6 @@ from lrrn.qp import DEFAULT_TOL
 from lrrn.solvers import solve
 
 LIPSCHITZ_METHODS = ("auto", "paper", "spectral", "multiplier")
-BUDGET = {"auto": 5.0, "multiplier": 300.0}
-"""Default time budget, in seconds, for optimising a Lipschitz bound."""
 FLOAT32_FLOOR = 4e-6
 """Smallest tolerance that float32 can resolve; below it, inference runs in float64."""
 STRUCTURE = frozenset(("architecture", "is_dense", "layers", "sizes", "beta", "gamma", "intervals"))
@@ -286,7 +284,9 @@ class LRRN(nn.Module):
         energy = self.energy_of(self.energy_parameters(dtype))
         return energy.value(x.to(dtype), [block.to(dtype) for block in z])
 
-    def lipschitz(self, method: str = "auto", seconds: float | None = None) -> LipschitzBound:
+    def lipschitz(
+        self, method: str = "auto", seconds: float | None = None, pair: tuple[int, int] | None = None
+    ) -> LipschitzBound:
         """Return a proven upper bound on the Lipschitz constant of the prediction.
 
         Parameters
@@ -298,6 +298,9 @@ class LRRN(nn.Module):
         seconds : float, optional
             Time budget of "auto" (default 5) and of "multiplier" (default 300). It is converted into a number of steps, so
             that results do not depend on the machine.
+        pair : (int, int), optional
+            Indices i and j of two outputs: bound the constant of y_i - y_j instead, the one by which certificates divide leads.
+            The constants of all pairs are computed within one budget, and kept until the parameters change.
 
         Returns
         -------
@@ -307,12 +310,14 @@ class LRRN(nn.Module):
         if method not in LIPSCHITZ_METHODS:
             raise ValueError(f"unknown method {method!r}; use one of {', '.join(LIPSCHITZ_METHODS)}")
         energy = self.energy_snapshot(torch.float64)
+        if pair is not None:
+            return bounds.of_pair(energy, pair, method, seconds)
         if method == "paper":
             return bounds.paper(energy.operators, self.beta)
         best = bounds.spectral(energy.operators, self.beta)
         if method == "spectral" or energy.n_free == 0 or (method == "auto" and not energy.has_matrices):
             return best
-        budget = BUDGET[method] if seconds is None else seconds
+        budget = bounds.BUDGET[method] if seconds is None else seconds
         rho = network_multipliers(energy, float(best), budget).rho
         return LipschitzBound((rho,), "multiplier") if rho < best else best
 

@@ -15,8 +15,8 @@ from sklearn import datasets
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
+from lrrn.bounds.outputs import pair_constants
 from lrrn.certificates import certify
-from lrrn.certificates.outputs import pair_constants
 from lrrn.certificates.radius import METHODS as ALL
 from lrrn.estimators import LRRNClassifier
 from lrrn.runtime.threads import one_thread
@@ -129,7 +129,7 @@ def _bounds(width: int, settings: Settings) -> list[dict[str, Any]]:
     net = random_network((784, width, width, 10), settings.seed, torch.float64)
     spectral = float(net.lipschitz("spectral"))
     i, j = torch.tril_indices(10, 10, -1)
-    pairs = pair_constants(net, "spectral").rho[i, j]
+    pairs = pair_constants(net.energy_snapshot(torch.float64), "spectral").rho[i, j]
     records = []
     for method in ("paper", "spectral", "auto", "multiplier"):
         budget = None if method not in BUDGETS else 0.2 if settings.quick else BUDGETS[method]
@@ -137,7 +137,8 @@ def _bounds(width: int, settings: Settings) -> list[dict[str, Any]]:
         # new networks, without cached results
         fresh, other = (random_network((784, width, width, 10), settings.seed, torch.float64) for _ in range(2))
         whole, value = timed(partial(fresh.lipschitz, method, seconds=budget))
-        every, constants = timed(partial(pair_constants, other, "pairwise" if method == "paper" else method, budget))
+        energy, way = other.energy_snapshot(torch.float64), "pairwise" if method == "paper" else method
+        every, constants = timed(partial(pair_constants, energy, way, budget))
         records.append(
             {
                 "kind": "bounds",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import final
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from lrrn import bounds
+from lrrn.bounds.layerwise import LipschitzBound, paper, spectral
 from lrrn.bounds.multiplier import MultiplierProblem, network_multipliers
 from lrrn.energy import LiftedEnergy
 from lrrn.linalg import verified
-from lrrn.network import BUDGET, LRRN
 
+BUDGET = {"auto": 5.0, "multiplier": 300.0}
+"""Default time budget, in seconds, for optimising a Lipschitz bound."""
 _UP = 1 + 1e-12
 """Factor that covers the rounding of norms and products of a few float64 numbers."""
 _LOST = math.sqrt(verified.UNDERFLOW)
@@ -36,16 +38,15 @@ _known: WeakKeyDictionary[LiftedEnergy, dict[tuple[str, str, float], Tensor]] = 
 _pairs: WeakKeyDictionary[LiftedEnergy, dict[tuple[str, float | None], OutputConstants]] = WeakKeyDictionary()
 
 
-def _multiplied(net: LRRN, what: str, method: str, rho: Tensor, seconds: float | None) -> Tensor:
-    """Tighten constants of single outputs or of pairs by the multiplier bound; cached until the parameters change."""
-    energy = net.energy_snapshot(torch.float64)
+def _multiplied(energy: LiftedEnergy, what: str, method: str, rho: Tensor, seconds: float | None) -> Tensor:
+    """Tighten constants of single outputs or of pairs by the multiplier bound, once for an energy."""
     if method not in BUDGET or energy.n_free == 0 or (method == "auto" and not energy.has_matrices):
         return rho
     budget = BUDGET[method] if seconds is None else seconds
     known = _known.setdefault(energy, {})
     if (what, method, budget) not in known:
         problem = MultiplierProblem(energy)
-        ceiling = float(bounds.spectral(energy.operators, net.beta))
+        ceiling = float(spectral(energy.operators, energy.beta))
         # a fifth of the budget for the multipliers of the whole output, which initialise the others
         lam = network_multipliers(energy, ceiling, budget / 5).lam
         rows = problem.read_out
@@ -59,42 +60,53 @@ def _multiplied(net: LRRN, what: str, method: str, rho: Tensor, seconds: float |
     return known[what, method, budget]
 
 
-def single_constants(net: LRRN, method: str = "auto", seconds: float | None = None) -> OutputConstants:
+def single_constants(energy: LiftedEnergy, method: str = "auto", seconds: float | None = None) -> OutputConstants:
     """Return the constants of every output; ``method`` and ``seconds`` as for :func:`pair_constants`."""
-    _check_outputs(net)
-    energy = net.energy_snapshot(torch.float64)
-    whole, features = float(bounds.spectral(energy.operators, net.beta)), _features(energy, "spectral")
+    _check_outputs(energy)
+    whole, features = float(spectral(energy.operators, energy.beta)), _features(energy, "spectral")
     w = energy.weights[-1]
     rho = w.new_full((len(w),), whole)
-    if net.beta[-1] == 0:
+    if energy.beta[-1] == 0:
         # clipping is 1-Lipschitz: an output moves no further than its affine image
         rho = torch.minimum(rho, _lengths(w) * features)
-    elif net.intervals[-1].is_free:
-        rows, slack = linear_response(w, net.beta[-1])
+    elif energy.intervals[-1].is_free:
+        rows, slack = linear_response(w, energy.beta[-1])
         rho = torch.minimum(rho, (_lengths(rows) + slack) * features)
     error = _lengths(w) if energy.eliminated else torch.ones_like(rho)
-    rho = _multiplied(net, "single", method, rho, seconds) + _unfolding(energy, _lengths(w), features)
+    rho = _multiplied(energy, "single", method, rho, seconds) + _unfolding(energy, _lengths(w), features)
     return OutputConstants(rho * _UP, error * _UP, _read_out_rounding(energy))
 
 
-def pair_constants(net: LRRN, method: str, seconds: float | None = None) -> OutputConstants:
-    """Return the constants of every difference of two outputs; cached until the parameters change.
+def pair_constants(energy: LiftedEnergy, method: str, seconds: float | None = None) -> OutputConstants:
+    """Return the constants of every difference of two outputs of a float64 energy, computed once.
 
     "paper" uses sqrt(2) times the paper's constant for every pair. "pairwise" and "spectral" bound each pair separately, from
     the paper's and from the spectral bound on the features. "multiplier" and "auto" then optimise multipliers for each pair,
     within the budget of :meth:`LRRN.lipschitz` unless ``seconds`` is given. The budget is a number of steps on any machine.
     """
-    _check_outputs(net)
-    known = _pairs.setdefault(net.energy_snapshot(torch.float64), {})
+    _check_outputs(energy)
+    known = _pairs.setdefault(energy, {})
     if (method, seconds) not in known:
-        known[method, seconds] = _pair_constants(net, method, seconds)
+        known[method, seconds] = _pair_constants(energy, method, seconds)
     return known[method, seconds]
 
 
-def _pair_constants(net: LRRN, method: str, seconds: float | None) -> OutputConstants:
-    energy = net.energy_snapshot(torch.float64)
-    whole = float((bounds.paper if method in ("paper", "pairwise") else bounds.spectral)(energy.operators, net.beta))
-    w, beta, free = energy.weights[-1], net.beta[-1], net.intervals[-1].is_free
+def of_pair(energy: LiftedEnergy, pair: tuple[int, int], method: str, seconds: float | None = None) -> LipschitzBound:
+    """Return the constant of the difference of two outputs as one number, with the method that gave it."""
+    n_outputs, indices = energy.sizes[-1], tuple(pair)
+    known = len(indices) == 2 and all(isinstance(k, Integral) and 0 <= k < n_outputs for k in indices)
+    if not known or indices[0] == indices[1]:
+        raise ValueError(f"pair must be two different indices of outputs, from 0 to {n_outputs - 1}; got {pair!r}")
+    i, j = map(int, indices)
+    rho = float(pair_constants(energy, method, seconds).rho[i, j])
+    if method in BUDGET:
+        method = "multiplier" if rho < float(pair_constants(energy, "spectral").rho[i, j]) else "spectral"
+    return LipschitzBound((rho,), method)
+
+
+def _pair_constants(energy: LiftedEnergy, method: str, seconds: float | None) -> OutputConstants:
+    whole = float((paper if method in ("paper", "pairwise") else spectral)(energy.operators, energy.beta))
+    w, beta, free = energy.weights[-1], energy.beta[-1], energy.intervals[-1].is_free
     rho = w.new_full((len(w), len(w)), math.sqrt(2) * whole)
     if method != "paper":
         features = _features(energy, method)
@@ -109,7 +121,7 @@ def _pair_constants(net: LRRN, method: str, seconds: float | None) -> OutputCons
             rho = torch.minimum(rho, (_distances(rows) + slack) * features)
     error = _distances(w) if energy.eliminated else torch.full_like(rho, math.sqrt(2))
     sums = _lengths(w)[:, None] + _lengths(w)
-    rho = _multiplied(net, "pair", method, rho, seconds) + _unfolding(energy, sums, _features(energy, "paper"))
+    rho = _multiplied(energy, "pair", method, rho, seconds) + _unfolding(energy, sums, _features(energy, "paper"))
     rounding = _read_out_rounding(energy)
     return OutputConstants(rho * _UP, error * _UP, rounding[:, None] + rounding)
 
@@ -136,7 +148,7 @@ def linear_response(w: Tensor, beta: float) -> tuple[Tensor, float]:
 
 def _features(energy: LiftedEnergy, method: str) -> float:
     """Lipschitz constant of the inputs of the last layer."""
-    bound = bounds.paper if method in ("paper", "pairwise") else bounds.spectral
+    bound = paper if method in ("paper", "pairwise") else spectral
     return float(bound(energy.operators[:-1], energy.beta[:-1]))
 
 
@@ -148,9 +160,9 @@ def _read_out_rounding(energy: LiftedEnergy) -> Tensor:
     return 4 * (terms + 8) * verified.EPS * (1 + size)
 
 
-def _check_outputs(net: LRRN) -> None:
+def _check_outputs(energy: LiftedEnergy) -> None:
     """Raise ValueError if the outputs are not those of a matrix, whose rows the constants are made of."""
-    if net.layers[-1].convolves:
+    if energy.layers is not None and energy.layers[-1].convolves:
         raise ValueError("the outputs of this network are units of a convolution; only outputs of a dense layer are certified")
 
 
