@@ -189,6 +189,8 @@ def test_a_quantity_is_no_class(write, tmp_path):
     done = invoke("train", write(table.assign(y=y + 0.5)), "-o", tmp_path / "m")
     assert done.exit_code == 1 and not (tmp_path / "m").exists()
     assert "the target holds numbers such as 151.5, which are no classes; use --model regressor" in words(done)
+    done = invoke("train", write(table.assign(y=(y + 0.5) * 1e20)), "-o", tmp_path / "m")
+    assert done.exit_code == 1 and "which are no classes; use --model regressor" in words(done)
     quick = ("--epochs", 1, "--hidden", 2, "-o", tmp_path / "m", "--overwrite")
     told = "if it is a quantity, use --model regressor"
     done = run("train", write(table.assign(y=y)), *quick)

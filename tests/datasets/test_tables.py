@@ -219,6 +219,14 @@ def test_names_of_archives_may_be_in_upper_case(tmp_path):
     assert X.tolist() == np.eye(3).tolist() and y.tolist() == [0, 1, 2]
 
 
+def test_names_of_arrays_may_be_in_upper_case(tmp_path):
+    for name, array in (("X.NPY", np.eye(3)), ("Y.NPY", np.arange(3))):
+        with (tmp_path / name).open("wb") as file:
+            np.save(file, array)
+    X, y = read_table(tmp_path / "X.NPY", target=str(tmp_path / "Y.NPY"))
+    assert X.tolist() == np.eye(3).tolist() and y.tolist() == [0, 1, 2]
+
+
 def test_a_column_of_labels_is_a_vector(tmp_path):
     X, y = np.eye(5), np.array(list("abbaa"))
     for name, targets in (("column", y[:, None]), ("vector", y)):

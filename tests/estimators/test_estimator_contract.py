@@ -137,11 +137,26 @@ def test_bad_parameters(make):
         (dict(max_seconds=float("nan")), "max_seconds must be positive or None; got nan"),
         (dict(n_iter_no_change=0), "n_iter_no_change must be a positive integer; got 0"),
         (dict(n_iter_no_change=2.5), "n_iter_no_change must be a positive integer; got 2.5"),
+        (dict(n_iter_no_change=None), "n_iter_no_change must be a positive integer; got None"),
+        (dict(epochs=True), "epochs must be a positive integer; got True"),
+        (dict(tol=0), "tol must be a positive number, or None for the default; got 0"),
+        (dict(gamma=-1), "gamma must be a positive number; got -1"),
+        (dict(image_shape=(1, 2, 2)), r"image_shape=\(1, 2, 2\) has 4 pixels, and X has 6 features"),
         (dict(init="zeros"), "unknown init 'zeros'"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
             make(**options).fit(X, y)
+
+
+@pytest.mark.parametrize("make", [classifier, regressor, energy_model])
+def test_a_fit_leaves_the_global_generator_of_torch_alone(make):
+    X, y = blobs()
+    before = torch.get_rng_state()
+    model = make().fit(X, y)
+    if make is classifier:
+        model.partial_fit(X, y)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("make", [classifier, regressor, energy_model])

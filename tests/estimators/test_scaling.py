@@ -237,3 +237,24 @@ def test_a_fit_warns_of_features_on_which_networks_train_badly(make, factors, me
     found = [(str(one.message), one.filename) for one in seen if "the features" in str(one.message)]
     assert len(found) == (message is not None)
     assert all(re.search(message, text) and file == __file__ for text, file in found)
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_a_fit_that_tries_models_warns_of_features_once(make):
+    X, y = blobs()
+    factors = np.array([0.01, 0.01, 0.01, 0.01, 0.01, 1.0])
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        make(epochs=1, hidden_sizes=None, eps=0.1).fit(X * factors, y)
+        make(epochs=1, hidden_sizes=None, eps=0.1, standardize=True).fit(X * factors, y)
+    found = [one.filename for one in seen if "the features" in str(one.message)]
+    assert found == [__file__]
+
+
+def test_features_that_are_constant_up_to_rounding_are_no_reason_to_warn():
+    X, y = blobs()
+    X = np.hstack([X[:, :2], np.full((90, 4), 0.1)])
+    assert X.std(axis=0)[-1] > 0  # rounding
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classifier(epochs=1).fit(X, y)

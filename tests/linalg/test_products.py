@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -38,6 +41,12 @@ def test_what_is_not_finite_stays_so(library):
     rows[1, 7], rows[2, 7] = torch.nan, torch.inf
     found = RightFactor(torch.ones(40, 20))(rows)
     assert (found[0] == 40).all() and found[1].isnan().all() and found[2].isinf().all()
+
+
+def test_factors_can_be_copied(library):
+    multiply, rows = RightFactor(random_input(30, 40, dtype=torch.float32)), random_input(20, 30, dtype=torch.float32)
+    for clone in (pickle.loads(pickle.dumps(multiply)), copy.deepcopy(multiply)):
+        assert torch.equal(clone(rows), multiply(rows))
 
 
 def test_float64_is_left_to_torch(library):

@@ -120,6 +120,10 @@ UNFIT = {
         lambda: changed(regressor(), scale_out_=np.array([np.inf])),
         r"scale_out_ is array\(\[inf\]\).* fit again",
     ),
+    "a scale that turns targets around": (
+        lambda: changed(regressor(), scale_out_=np.array([-1.0])),
+        r"scale_out_ is array\(\[-1\.\]\), not .*, all positive; fit again",
+    ),
     "energies that overflow": (
         lambda: changed(energy_model(), offset_=np.nan),
         r"offset_ is nan, not a finite number; fit again",

@@ -222,7 +222,7 @@ def _check_classes(data: str, y: NDArray[Any]) -> None:
         warnings.simplefilter("ignore")  # ours says what to do
         continuous = type_of_target(y) == "continuous"
     if continuous:
-        example = y[y != np.round(y)][0]
+        example = [*y[y != np.round(y)][:1], y[0]][0]  # numbers too large for labels have no fractions
         raise DataError(f"{data}: the target holds numbers such as {example:g}, which are no classes; use --model regressor")
     n_classes = len(np.unique(y))
     if n_classes > MANY_CLASSES and len(y) < FEW_ROWS * n_classes and ranks.current().is_main:

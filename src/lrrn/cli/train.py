@@ -74,22 +74,22 @@ def train(
     source = DataSource(data, "train", root, target, drop, delimiter)
     where = device_name(device)
 
-    import math
     import time
 
     import numpy as np
 
-    from lrrn.estimators.images import check_images
     from lrrn.persistence.serialization import save
     from lrrn.reports.evaluation import KEPT_SAMPLES, evaluate, reference_of
     from lrrn.runtime.ranks import joined
 
     model = _estimator(kind, values, layers)
+    if layers and model.image_shape is None:
+        if image is not None:
+            model.set_params(image_shape=(1, *sides_of(image))[-3:])
+        elif not source.is_named:  # a data set with a name knows the shape of its images
+            raise typer.BadParameter("--conv needs --image, the height and width of the samples")
     with arguments_checked():
-        model._check_parameters()
-        given: Any = model.image_shape or (None if image is None else (1, *sides_of(image))[-3:])
-        if given is not None or not source.is_named:  # a data set with a name knows the shape of its images
-            check_images(model._widths, given, 0 if given is None else math.prod(given))
+        model.check_parameters()
     model.set_params(checkpoint=writable(checkpoint), resume=resume, log=writable(log))
     model.set_params(random_state=seed, device=where, verbose=1)
     with errors_explained(checkpoint), joined(where) as ranks:

@@ -42,8 +42,9 @@ STANDARDIZE = (False, True, "common", "features")
 """Values of ``standardize``."""
 COUNTS = {"epochs": 1, "batch_size": 1, "max_sweeps": 1, "n_iter_no_change": 1, "pretrain_epochs": 0, "shifts": 0}
 """Parameters that are whole numbers, with their smallest values."""
-LARGE, UNEVEN = 5.0, 30.0
-"""Root mean square of the features, and their largest standard deviation over the median one, above which a fit warns."""
+LARGE, UNEVEN, LOOKED_AT = 5.0, 30.0, 2000
+"""Root mean square of the features, and their largest standard deviation over the median one, above which a fit warns; and the
+most samples that it looks at for that."""
 NORMS = {"input": "euclidean", "euclidean": "euclidean", "scaled": "scaled"}
 """Values of ``norm``, and the name that a certificate has for each."""
 
@@ -143,16 +144,15 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         check_images(self._widths, self.image_shape, X.shape[1])
         device = choose_device(self.device)
         self._optimizer_state, self.chosen_, self._budget = None, {}, Budget(self.max_seconds)
-        drawn = self._draw_seed()
-        self._seed = seed = ranks.current().on_main(lambda: drawn)
+        self._seed = seed = self._draw_seed()
         self._fit_scaling(X)
         return seed, device
 
     def _draw_seed(self) -> int:
         """Return the seed of a fit; without a random state, that of the run that is resumed."""
-        if self.random_state is None and self.resume and self.checkpoint is not None and os.path.isfile(self.checkpoint):
-            return peek(self.checkpoint)[1]
-        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        drawn = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        path = self.checkpoint if self.resume and self.random_state is None else None
+        return ranks.current().on_main(lambda: peek(path)[1] if path is not None and os.path.isfile(path) else drawn)
 
     def _build(self, n_features: int, n_outputs: int | None = None) -> None:
         """Set up the network for a fit."""
@@ -164,7 +164,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     def _network(
         self,
         sizes: Sequence[int | Sequence[int] | Conv],
-        generator: torch.Generator | None = None,
+        generator: torch.Generator,
         device: torch.device | None = None,
     ) -> LRRN:
         """Return a network of these sizes."""
@@ -188,13 +188,15 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         """Widths of the hidden layers, or convolutions; one of them means one layer, as in scikit-learn."""
         return checked_widths(self._use("hidden_sizes"))
 
-    def _check_parameters(self) -> None:
-        """Refuse values that are wrong for all data."""
+    def check_parameters(self) -> None:
+        """Raise ValueError for values of parameters that are wrong for all data; a fit begins with it."""
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1; got {self.validation_fraction}")
         for name, least in COUNTS.items():
-            value = getattr(self, name, None)
-            if value is not None and not (isinstance(value, numbers.Integral) and int(value) >= least):
+            value = getattr(self, name, least)
+            if value is None and name in self.DEFAULTS:
+                continue
+            if isinstance(value, bool) or not (isinstance(value, numbers.Integral) and int(value) >= least):
                 kind = "a positive integer" if least else "an integer of at least 0"
                 raise ValueError(f"{name} must be {kind}; got {value!r}")
         check_on_failure(self.on_failure)
@@ -210,7 +212,9 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         trial.chosen_ = {} if eps is None else self.CHOSEN
         trial._check_own()
         trial._settings(0)
-        trial._network((1,) * (len(trial._widths) + 1 + self.READS_OUT))
+        trial._network((1,) * (len(trial._widths) + 1 + self.READS_OUT), torch.Generator())
+        if self.image_shape is not None:
+            check_images(trial._widths, self.image_shape, math.prod(checked_image_shape(self.image_shape)))
 
     def _check_own(self) -> None:
         """Refuse values of the parameters that a concrete subclass adds."""
@@ -434,8 +438,10 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
 def _warn_of_scale(X: Array) -> None:
     """Warn of features on which networks train badly: of large ones, and of some that are much larger than others."""
-    size, spread = float(np.sqrt(np.mean(np.square(X, dtype=np.float64)))), X.std(axis=0, dtype=np.float64)
-    uneven = float(spread.max() / np.median(spread[spread > 0])) if np.any(spread) else 1.0
+    some = np.asarray(X[:: -(-len(X) // LOOKED_AT)], dtype=np.float64)
+    size, spread = float(np.sqrt(np.mean(np.square(some)))), some.std(axis=0)
+    varies = spread > len(some) * EPS * np.abs(some).max(axis=0)  # and not by rounding only
+    uneven = float(spread.max() / np.median(spread[varies])) if np.any(varies) else 1.0
     if not (size > LARGE or uneven > UNEVEN):
         return
     why = f"are large, with a root mean square of {size:.3g}" if size > LARGE else "differ in scale"

@@ -252,7 +252,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         LRRNClassifier
             The estimator itself.
         """
-        self._check_parameters()
+        self.check_parameters()
         features, labels = validate_data(self, self._table(X), y, dtype=[np.float64, np.float32])
         self.classes_, label = encode(labels, None, self._semi_supervised)
         weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
@@ -298,7 +298,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         """
         if self.eps is not None:
             raise ValueError("partial_fit sees the data in parts, and eps chooses from all of it: call fit, or leave out eps")
-        self._check_parameters()
+        self.check_parameters()
         first = not hasattr(self, "network_")
         if first and classes is None:
             raise ValueError("classes must be given in the first call of partial_fit")

@@ -146,6 +146,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
     """
 
     DEFAULTS: ClassVar[dict[str, Any]] = {"hidden_sizes": (64, 64), "batch_size": 32, "epochs": 30}
+    CHOSEN: ClassVar[dict[str, Any]] = {"hidden_sizes": robust.HIDDEN}
 
     eps: float | None
     objective: str
@@ -213,7 +214,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         LRRNRegressor
             The estimator itself.
         """
-        self._check_parameters()
+        self.check_parameters()
         table = self._table(X)
         features, values = validate_data(self, table, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
         self._single = values.ndim == 1

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Real
 from typing import Any, final
 
 import numpy as np
@@ -212,7 +213,7 @@ def choose_classifier(model: Any, x: Array, label: Array, weight: Array | None, 
     eps = float(model.eps) / model._unit()
 
     def fit(parameters: dict[str, Any], train: Array) -> Callable[[Array], Array]:
-        trial = _trial(model, parameters, seed).fit(x[train], label[train], None if weight is None else weight[train])
+        trial = _trained(model, parameters, seed, x[train], label[train], None if weight is None else weight[train])
 
         def score(held: Array) -> Array:
             found = trial.certificate(x[held])
@@ -221,7 +222,7 @@ def choose_classifier(model: Any, x: Array, label: Array, weight: Array | None, 
 
         return score
 
-    compare = fit if model.hidden_sizes is None else None
+    compare = fit if _may_be_linear(model) else None
     return _keep(model, *classifier_parameters(x, label, weight, eps, seed, compare))
 
 
@@ -229,10 +230,10 @@ def choose_regressor(model: Any, x: Array, target: Array, weight: Array | None, 
     """Set ``chosen_`` of a regressor from its data; return the linear model if that is the better one."""
 
     def fit(parameters: dict[str, Any], train: Array) -> Callable[[Array], Array]:
-        trial = _trial(model, parameters, seed).fit(x[train], target[train], None if weight is None else weight[train])
+        trial = _trained(model, parameters, seed, x[train], target[train], None if weight is None else weight[train])
         return lambda held: -np.square(trial.predict(x[held]).reshape(target[held].shape) - target[held]).sum(axis=1)
 
-    compare = fit if model.hidden_sizes is None else None
+    compare = fit if _may_be_linear(model) else None
     return _keep(model, *regressor_parameters(x, target, weight, seed, compare))
 
 
@@ -244,8 +245,13 @@ def use_linear(model: Any, linear: Linear) -> None:
     model._set_history([])
 
 
-def _trial(model: Any, chosen: dict[str, Any], seed: int) -> Any:
-    """Return an estimator like ``model`` with chosen parameters, for scaled features; it takes from the same budget of time."""
+def _may_be_linear(model: Any) -> bool:
+    """Whether the parameters leave the choice of hidden layers open: neither their sizes nor one beta for each is given."""
+    return model.hidden_sizes is None and isinstance(model.beta, Real)
+
+
+def _trained(model: Any, chosen: dict[str, Any], seed: int, *data: Array | None) -> Any:
+    """Fit an estimator like ``model`` with chosen parameters to scaled features; it takes from the same budget of time."""
     given = {name: value for name, value in model.get_params(deep=False).items() if value is not None}
     plain: dict[str, Any] = {
         "eps": None,
@@ -256,7 +262,9 @@ def _trial(model: Any, chosen: dict[str, Any], seed: int) -> Any:
         "log": None,
     }
     plain |= {"callbacks": (), "verbose": 0, "random_state": seed, "max_seconds": model._budget.left}
-    return type(model)(**{**chosen, **given, **plain})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the features", UserWarning)  # the fit itself warns of them
+        return type(model)(**{**chosen, **given, **plain}).fit(*data)
 
 
 def _keep(model: Any, parameters: dict[str, Any], linear: Linear | None) -> Linear | None:

@@ -12,6 +12,7 @@ import numpy as np
 from lrrn.explore.opening import Opened
 from lrrn.explore.overview import describe
 from lrrn.explore.session import Session
+from lrrn.reports.evaluation import lipschitz_of
 from lrrn.runtime.threads import blas_threads
 
 logger = logging.getLogger("lrrn.explore")
@@ -103,7 +104,7 @@ class Explorer:
         if session.obstacles()["local"] is None:
             session.tighten(np.zeros(session.n_pixels))
         with blas_threads(1):
-            bound = getattr(session.model, "lipschitz_", None)  # energies of classes have none
+            bound = lipschitz_of(session.model)
         if opened.refine is not None:
             session.reference = opened.refine()
-        self._publish(session, lipschitz=None if bound is None else float(bound))
+        self._publish(session, lipschitz=bound)

@@ -40,6 +40,10 @@ class RightFactor:
         # oneDNN takes the transpose, as the weights of a linear layer
         self._weights = matrix.mT.contiguous().to_mkldnn() if suits else None
 
+    def __reduce__(self) -> tuple[type[RightFactor], tuple[Tensor]]:
+        """Support copying and pickling, of which oneDNN's layout has none."""
+        return RightFactor, (self._matrix,)
+
     @in_full_precision
     def __call__(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Return ``rows @ matrix``, of shape (n, m)."""

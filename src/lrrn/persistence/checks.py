@@ -95,7 +95,8 @@ def _of_its_kind(estimator: Any) -> Fits:
     if isinstance(estimator, LRRNRegressor):
         single, expected = estimator._single, NUMBERS.format("its targets")
         fits["offset_out_"] = _is_vector(estimator.offset_out_, width), expected
-        fits["scale_out_"] = _is_vector(estimator.scale_out_, width), expected
+        is_scale = _is_vector(estimator.scale_out_, width) and bool((estimator.scale_out_ > 0).all())
+        fits["scale_out_"] = is_scale, f"{expected}, all positive"
         fits["_single"] = isinstance(single, bool) and (not single or width == 1), "True for one target, and otherwise False"
     if isinstance(estimator, LRRNEnergyModel):
         fits["offset_"] = _is_number(estimator.offset_), "a finite number"

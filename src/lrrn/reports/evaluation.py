@@ -157,14 +157,13 @@ def evaluate(
     energies = {"samples": columns["energy"], **_energies_outside(model, rows, shape, in_distribution, seed)}
     outside = {kind: auroc(energies["samples"], values) for kind, values in energies.items() if kind != "samples"}
     median = None if radii is None else float(np.median(radii))
-    measured = (score, _lipschitz(model), median, certified, half_width, outside, seconds)
+    measured = (score, lipschitz_of(model), median, certified, half_width, outside, seconds)
     return Evaluation(name, rows.n_samples, *measured, model=model, radii=radii, energies=energies, norm=model._norm(None))
 
 
-def _lipschitz(model: Model) -> float | None:
+def lipschitz_of(model: Model) -> float | None:
     """Return the proven bound on the Lipschitz constant; None for class energies, which are quadratic and have none."""
-    bound = getattr(model, "lipschitz_", None)
-    return None if bound is None else float(bound)
+    return None if getattr(last_of(model), "objective", None) == "class_energy" else float(model.lipschitz_)
 
 
 def _scored(

@@ -82,7 +82,7 @@ def open_npy(path: Path, target: str | None) -> Rows:
     """Open a table in a ``.npy`` file; ``target`` names another one with the targets, or is None or "none"."""
     X = _npy_header(path)
     y_path = None if target in (None, "none") else Path(str(target))
-    if y_path is not None and (y_path.suffix != ".npy" or not y_path.is_file()):
+    if y_path is not None and (y_path.suffix.lower() != ".npy" or not y_path.is_file()):
         raise DataError(f"{path}: the target of a .npy file is another .npy file with as many rows; there is no {target}")
     y = None if y_path is None else _npy_header(y_path)
     _check(str(path), X, y)
