@@ -1,4 +1,4 @@
-"""Compare one rank with two: gradients, training, throughput and communication cost; extrapolate to more ranks.
+"""Compare one rank with two: gradients, training, certificates, throughput and communication; extrapolate to more ranks.
 
 Ranks are started by torchrun on this machine and communicate with Gloo. The extrapolation is computed from the measured times,
 under assumptions that are printed with its figures. Nothing here was run on several machines or GPUs.
@@ -10,12 +10,12 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ from lrrn.learning import (
     SquaredError,
     Trainer,
 )
+from lrrn.reports import audit
 from lrrn.runtime import ranks
+from lrrn.runtime.machine import processor
 
 OBJECTIVES = (Contrastive(), FreeEnergy(), ClassEnergy(), SemiSupervised(1e-2), Margin(), CrossEntropy(), SquaredError())
 NETWORKS = ((784, 64, 64, 10), (784, 512, 512, 10))
@@ -114,6 +116,27 @@ def named(sizes: tuple[Any, ...]) -> str:
     return "-".join(map(str, sizes))
 
 
+@cache
+def classifiers() -> dict[str, LRRNClassifier]:
+    """Return a dense network and one with convolutions, trained by each process alone: the same on all of them."""
+    X, y = datasets.load("digits")
+    image: dict[str, Any] = {"hidden_sizes": (Conv(32, kernel=3),), "image_shape": (1, 8, 8)}
+    options: dict[str, dict[str, Any]] = {"64-64-64-10": {}, "8x8, 32 kernels of 3x3, 10": image}
+    return {name: LRRNClassifier(epochs=3, random_state=0, device="cpu", **more).fit(X, y) for name, more in options.items()}
+
+
+def certifying(quick: bool) -> list[dict[str, Any]]:
+    """Time certificates by `shared`: of many samples by matrices, and of fewer by products with convolutions."""
+    (X, y), records = datasets.load("digits"), []
+    for (name, model), times in zip(classifiers().items(), (30, 1), strict=True):
+        model.certificate(X[:2], "shared")  # constants, and compiled kernels
+        some = slice(40) if quick else slice(None)
+        found = audit.certify(name, model, np.tile(X[some], (times, 1)), np.tile(y[some], times), method="shared")
+        radii = torch.as_tensor(found.radii)
+        records.append({"network": name, "samples": len(radii), "seconds": found.seconds, "radii": radii})
+    return records
+
+
 def communication(quick: bool) -> list[dict[str, Any]]:
     """Time the all-reduce of float32 vectors over all ranks."""
     team, records = ranks.current(), []
@@ -129,6 +152,8 @@ def communication(quick: bool) -> list[dict[str, Any]]:
 
 
 def worker(folder: Path, sections: list[str], quick: bool) -> None:
+    if "certifying" in sections:
+        classifiers()
     with ranks.joined("cpu") as team:
         found = {name: globals()[name](quick) for name in sections}
         if team.is_main:
@@ -216,6 +241,10 @@ def markdown(report: dict[str, Any]) -> str:
             f"{row[name]:,.0f}" for name in ("one rank, one thread", "one rank, two threads", "two ranks, one thread each")
         ]
         rows.append(f"| {row['network']} | {row['batch']:,} | {' | '.join(speeds)} | {row['two ranks over one']:.2f} |")
+    rows += ["", "| network | samples | one rank | two ranks |", "|---|---:|---:|---:|"]
+    for row in report["certificates"]:
+        both = " | ".join(f"{row[f'seconds, {n}']:.1f} s" for n in ("one rank", "two ranks"))
+        rows.append(f"| {row['network']} | {row['samples']:,} | {both} |")
     rows += ["", "| float32 numbers | one rank | two ranks |", "|---:|---:|---:|"]
     messages = report["adding up float32 vectors"]
     for one, two in zip(messages["one rank"], messages["two ranks"], strict=True):
@@ -242,7 +271,7 @@ def main() -> None:
     if options.worker:
         worker(options.worker, options.sections.split(","), options.quick)
         return
-    everything = ["gradients", "training", "throughput", "communication"]
+    everything = ["gradients", "training", "certifying", "throughput", "communication"]
     load = os.getloadavg()[0]
     one = launch(1, 1, everything, options.quick)
     two = launch(2, 1, everything, options.quick)
@@ -260,10 +289,20 @@ def main() -> None:
     ]
     for row in speeds:
         del row["samples_per_second"]
+    certificates = [
+        {
+            "network": a["network"],
+            "samples": a["samples"],
+            "seconds, one rank": a["seconds"],
+            "seconds, two ranks": b["seconds"],
+            "same_bits": torch.equal(a["radii"], b["radii"]),
+        }
+        for a, b in zip(one["certifying"], two["certifying"], strict=True)
+    ]
     report = {
         "machine": {
             "cores": os.cpu_count(),
-            "processor": platform.processor() or platform.machine(),
+            "processor": processor(),
             "torch": torch.__version__,
             # near 0 on an idle machine; timings of a busy machine are unreliable
             "load before and after": (load, os.getloadavg()[0]),
@@ -271,6 +310,7 @@ def main() -> None:
         "largest relative difference of gradients": max(differences.values()),
         "relative difference of gradients": differences,
         "training": statistically_equal(one["training"], two["training"]),
+        "certificates": certificates,
         "samples a second": speeds,
         "adding up float32 vectors": {"one rank": one["communication"], "two ranks": two["communication"]},
         "latency and bytes a second, two ranks": line(two["communication"]),
@@ -279,6 +319,7 @@ def main() -> None:
     print(json.dumps({key: report[key] for key in list(report)[:2]}, indent=2))
     print(markdown(report))
     assert report["largest relative difference of gradients"] <= 1e-6
+    assert all(record["same_bits"] for record in certificates)
     assert all(records[0]["same_bits_again"] for records in (one["training"], two["training"]))
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
