@@ -69,19 +69,6 @@ def mutants() -> list[Mutant]:
     return found
 
 
-def stale(file: str) -> list[str]:
-    """Return patterns of cached compiled kernels that a change of a file invalidates: its own, and those that contain a copy.
-
-    All other cache files are copied with the tree, which saves their compilation.
-    """
-    texts = {str(path.relative_to(PACKAGE)): path.read_text() for path in (PACKAGE / "kernels").rglob("*.py")}
-    changed = [file]
-    for one in changed:
-        line = f"\nfrom lrrn.{one.removesuffix('.py').replace('/', '.')} import "
-        changed += [path for path, text in texts.items() if line in text and path not in changed]
-    return [f"{Path(path).stem}.*.nb?" for path in changed if path in texts]
-
-
 def run(mutant: Mutant, results: Connection) -> None:
     """Apply one mutant in a copy of the tree and run its tests, in a process of its own; send pytest's status and output.
 
@@ -90,13 +77,15 @@ def run(mutant: Mutant, results: Connection) -> None:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         copy = Path(folder)
         for name in ("src", "tests", "checker", "models", "scripts/gates"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.pyc", *stale(mutant.file)))
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.pyc"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         target = copy / "src" / "lrrn" / mutant.file
         target.write_text(target.read_text().replace(mutant.before, mutant.after))
         os.chdir(copy)
         sys.path.insert(0, str(copy / "src"))
         os.environ |= {"PYTHONPATH": str(copy / "src"), "HYPOTHESIS_PROFILE": "first"}
+        if mutant.file.startswith("kernels/"):  # its machine code is of no use to anybody else
+            os.environ["XDG_CACHE_HOME"] = str(copy / "cache")
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
         status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *(f"tests/{name}" for name in mutant.tests)])

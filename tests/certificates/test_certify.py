@@ -366,3 +366,9 @@ def test_labels_of_another_shape_are_no_accuracy(shape):
     certificate = lrrn.certify(random_network((3, 4, 2)), random_input(4, 3))
     with pytest.raises(ValueError, match="y must hold 4 indices of outputs"):
         certificate.certified_accuracy(torch.zeros(shape, dtype=torch.int64), 0.1)
+
+
+def test_labels_between_indices_are_no_accuracy():
+    certificate = lrrn.certify(random_network((3, 4, 2)), random_input(4, 3))
+    with pytest.raises(ValueError, match=r"whole numbers; got torch.float64"):
+        certificate.certified_accuracy(torch.full((4,), 0.5, dtype=torch.float64), 0.1)

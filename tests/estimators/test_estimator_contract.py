@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import numpy as np
 import pandas as pd
@@ -215,3 +216,25 @@ def test_predictions_can_refuse_what_did_not_converge(estimator, monkeypatch):
             ask(X)
     with pytest.warns(ConvergenceWarning, match="did not converge"):
         model.set_params(on_failure="warn").predict(X)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------------
+
+
+def test_results_of_a_chunk_are_not_kept_while_others_are_computed(monkeypatch):
+    """Otherwise memory would grow with the number of chunks, by more than the results."""
+    X, y = blobs()
+    model = classifier().fit(X, y)
+    monkeypatch.setitem(memory.NUMBERS, "cpu", 7 * sum(model.network_.sizes))
+    results, alive = [], []
+
+    def work(x):
+        alive.append(sum(result() is not None for result in results))
+        columns = {"first": x[:, 0] + 1, "all": 2 * x}
+        results.extend(weakref.ref(column) for column in columns.values())
+        return columns
+
+    found = model._columns(X, work)
+    assert len(alive) == -(-len(X) // 7) and max(alive) <= 1  # the last column of the chunk before
+    np.testing.assert_array_equal(found["first"], X[:, 0] + 1)
+    np.testing.assert_array_equal(found["all"], 2 * X)

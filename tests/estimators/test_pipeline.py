@@ -11,6 +11,7 @@ import torch
 from sklearn.datasets import load_wine
 from sklearn.decomposition import PCA, FastICA
 from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
@@ -251,6 +252,7 @@ def test_parameters_are_chosen_by_certified_accuracy():
     scorer = lrrn.certified_scorer(0.2, "spectral")
     model = classifier(standardize="features").fit(rows, labels)
     assert scorer(model, rows, labels) == model.certified_score(rows, labels, 0.2, "spectral")
+    assert scorer(FrozenEstimator(model), rows, labels) == scorer(model, rows, labels)
     euclidean = lrrn.certified_scorer(0.2, "spectral", norm="input")
     assert euclidean(model, rows, labels) == model.certified_score(rows, labels, 0.2, "spectral", norm="input")
     pipeline = make_pipeline(StandardScaler(), classifier()).fit(rows, labels)
@@ -258,6 +260,7 @@ def test_parameters_are_chosen_by_certified_accuracy():
     assert pickle.loads(pickle.dumps(scorer)) == scorer  # for n_jobs
     search = GridSearchCV(pipeline, {"lrrnclassifier__weight_decay": [0.0, 10.0]}, scoring=scorer, cv=2).fit(rows, labels)
     assert search.best_params_ == {"lrrnclassifier__weight_decay": 0.0}
+    assert scorer(search, rows, labels) == scorer(search.best_estimator_, rows, labels)
     assert cross_val_score(model, rows, labels, scoring=scorer, cv=2).shape == (2,)
 
 

@@ -24,6 +24,7 @@ from sessions import digits
 pytest.importorskip("starlette", reason="the explorer's server needs the extra explore")
 
 from lrrn.explore.launch import address, bind
+from lrrn.kernels.cpu.cache import folders
 
 WATCHED = """
 import json, sys
@@ -93,8 +94,12 @@ def test_the_command_serves_until_interrupted_reads_the_model_alone_and_writes_n
     events = [json.loads(line) for line in log.read_text().splitlines()]
     opened = [arguments for event, arguments in events if event == "open"]
     written = {path for path, mode, flags in opened if int(flags) & (os.O_WRONLY | os.O_RDWR) and path != "/dev/null"}
-    # what --json asked for, by way of a neighbour (and its descriptor), and the cache of compiled kernels
-    asked = re.compile(rf"{re.escape(str(tmp_path))}(/told\.json|/\.told\.json\.\w+\.part)?|[0-9]+|.*/lrrn(/kernels(/.*)?)?")
+    # what --json asked for, by way of a neighbour (and its descriptor), and the cache of compiled kernels, with its parents
+    kept = next(folders(__file__))
+    asked = re.compile(
+        rf"{re.escape(str(tmp_path))}(/told\.json|/\.told\.json\.\w+\.part)?|[0-9]+|{re.escape(str(kept))}(/.*)?|"
+        + "|".join(re.escape(str(parent)) for parent in kept.parents)
+    )
     assert not [path for path in written if not asked.fullmatch(path)]
     changed = [arguments[0] for event, arguments in events if event in ("os.remove", "os.rename", "os.mkdir")]
     assert not [path for path in changed if not asked.fullmatch(path)]

@@ -20,6 +20,7 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import _nrt_python, rtsys
 
 from lrrn.kernels.cpu import cache, parts
+from lrrn.kernels.cpu import compiled as decorators
 
 COLD_FIT = """
 import json, sys
@@ -251,7 +252,28 @@ def test_kernels_are_kept_in_the_users_cache_and_found_from_another_folder(tmp_p
         (first, folder), (second, same) = loaded("one"), loaded("two")
         inner.write_text("LIMIT = 2\n")
         third, other = loaded("one")
+        monkeypatch.setattr(cache.numba, "__version__", "0.0.0")
+        fourth, older = loaded("one")
     finally:
         cache.version_of.cache_clear()
-    assert (first, second, third) == (0, 1, 0) and folder == same != other
+    assert (first, second, third, fourth) == (0, 1, 0, 0) and folder == same and len({folder, other, older}) == 3
     assert str(tmp_path / "cache" / "lrrn" / "kernels") in folder and not list(tmp_path.rglob("__pycache__"))
+
+
+@pytest.mark.parametrize("missing", ["the file of the kernel", "the files of the package"])
+def test_kernels_without_sources_are_compiled_and_not_kept(missing, tmp_path, monkeypatch):
+    """As in a package of bytecode only, in an archive, or in a cell of a notebook."""
+    monkeypatch.setattr(decorators, "_told", {"told before"})
+    name = tmp_path / "kernels_of_a_test.py"
+    if missing == "the files of the package":
+        name.write_text(KERNELS)
+        monkeypatch.setattr(cache, "KERNELS", tmp_path)
+        (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere")
+    cache.version_of.cache_clear()
+    space: dict = {"__name__": "kernels_of_a_test"}
+    try:
+        exec(compile(KERNELS, str(name), "exec"), space)
+        assert space["total"](np.arange(4.0)) == 6
+    finally:
+        cache.version_of.cache_clear()
+    assert any("no locator available" in reason for reason in decorators._told)

@@ -81,6 +81,8 @@ class Certificate:
         y = torch.as_tensor(y)
         if y.shape != self.prediction.shape:
             raise ValueError(f"y must hold {len(self.prediction)} indices of outputs; got shape {tuple(y.shape)}")
+        if y.is_floating_point():
+            raise ValueError(f"y must hold indices of outputs, which are whole numbers; got {y.dtype}")
         return certified_share(self.prediction == y.to(self.prediction), self.radius, eps)
 
 

@@ -332,13 +332,25 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _over_chunks(self, X: ArrayLike, work: Callable[[Tensor], Tensor]) -> Array:
         """Apply ``work`` to X in chunks and concatenate the results as a NumPy array."""
-        parts = [work(x).cpu().numpy() for x in self._chunks(self._features(X))]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return self._columns(X, lambda x: {"result": work(x)})["result"]
 
     def _columns(self, X: ArrayLike, work: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Array]:
-        """Apply ``work`` to X in chunks and concatenate every column of the results as a NumPy array."""
-        parts = [{name: part.cpu().numpy() for name, part in work(x).items()} for x in self._chunks(self._features(X))]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        """Apply ``work`` to X in chunks and concatenate every column of the results as a NumPy array.
+
+        Every chunk is copied into place at once: results kept between chunks would scatter small blocks through the memory that
+        the next chunk needs, so that it grows with the number of chunks.
+        """
+        X = self._features(X)
+        columns: dict[str, Array] = {}
+        start = 0
+        for x in self._chunks(X):
+            for name, part in work(x).items():
+                values = part.cpu().numpy()
+                if name not in columns:
+                    columns[name] = np.empty((len(X), *values.shape[1:]), values.dtype)
+                columns[name][start : start + len(x)] = values
+            start += len(x)
+        return columns
 
     def _infer(self, x: Tensor, y: Tensor | None = None, on_failure: str | None = None) -> Solution:
         """Infer in float64. Predictions and certificates use the same solve."""

@@ -43,7 +43,8 @@ def certify_pipeline(
     pipeline : Pipeline
         Fitted. Its steps are StandardScaler, RobustScaler, MinMaxScaler or MaxAbsScaler (without clip), PCA, SimpleImputer (of
         NaN) or "passthrough", and an estimator of this library is the last. The first step may be a ColumnTransformer of
-        Pipelines of these for columns of numbers, and of OneHotEncoder or OrdinalEncoder for categories.
+        Pipelines of these for columns of numbers, and of OneHotEncoder or OrdinalEncoder for categories. It may be inside of
+        a FrozenEstimator or of a fitted search of hyper-parameters.
     X : array or data frame of shape (n_samples, n_features)
         What ``pipeline.predict`` takes.
     method : str, default="auto"
@@ -138,6 +139,7 @@ class CertifiedScorer:
 
     def __call__(self, estimator: Any, X: ArrayLike, y: ArrayLike) -> float:
         """Return the certified accuracy of a fitted classifier, or of a Pipeline that ends in one."""
+        estimator = unwrapped(estimator)
         last = estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
         if not isinstance(last, CertifiedLabels):
             raise TypeError(f"certified accuracy is that of an LRRNClassifier, or of a Pipeline with one; got {estimator!r}")

@@ -1,8 +1,9 @@
 """Where compiled kernels are kept: in the user's cache folder, a folder for every version of the kernels.
 
 Numba keeps a function beside its source, and compiles it again when that file changes. Kernels are compiled into their callers,
-in other files, whose machine code would then be out of date. Here all kernels count, by what their files contain. So another
-version of this package has another folder, and the same version in another environment finds its kernels compiled.
+in other files, whose machine code would then be out of date. Here all kernels count, by what their files contain, and the
+version of the compiler. So another version of this package or of Numba has another folder, and the same versions in another
+environment find their kernels compiled.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, final
 
+import llvmlite
+import numba
 from numba.core import caching, config
 from numba.misc.appdirs import AppDirs
 
@@ -21,11 +24,12 @@ KERNELS = Path(__file__).resolve().parents[1]
 
 @cache
 def version_of(file: str) -> str:
-    """Return a digest of all kernels and, for a kernel of somebody else, of the file that it is in."""
+    """Return a digest of the compiler, of all kernels and, for a kernel of somebody else, of the file that it is in."""
     files = {*KERNELS.rglob("*.py"), Path(file).resolve()}
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
     for each in sorted(files):
-        digest.update(each.read_bytes())
+        content = each.read_bytes()
+        digest.update(f"\n{each.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
 
@@ -56,8 +60,12 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> _Locator | None:
+        try:
+            version = version_of(file)
+        except OSError:  # there are no sources to tell versions by: the package has bytecode only, or is in an archive
+            return None
         for folder in folders(file):
-            found = cls(function, folder, version_of(file))
+            found = cls(function, folder, version)
             try:
                 found.ensure_cache_path()
             except OSError:
