@@ -231,7 +231,8 @@ def test_numbers_of_the_margin_loss_that_make_no_sense_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be"):
         model.fit(X, y)
     assert not hasattr(model, "network_")
-    model.set_params(objective="contrastive").fit(X[:50], y[:50])  # where it plays no part
+    with pytest.raises(ValueError, match=f"{name}=.* needs objective 'margin'; got 'contrastive'"):
+        model.set_params(objective="contrastive").fit(X[:50], y[:50])  # where it plays no part
 
 
 def test_adversarial_training_makes_a_network_more_robust():

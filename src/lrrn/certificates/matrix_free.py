@@ -23,7 +23,7 @@ from lrrn.certificates.matrix_free_dual import MatrixFreeSolver
 from lrrn.certificates.shared import Dual, nearest_radii
 from lrrn.energy import LiftedEnergy
 from lrrn.linalg import verified
-from lrrn.linalg.operators import Operator
+from lrrn.linalg.operators import Dense, Operator
 from lrrn.qp import row_norms
 from lrrn.runtime.lazy import lazy, once_per_owner
 from lrrn.runtime.threads import blas_threads, over_rows, workers
@@ -281,7 +281,8 @@ def matrix_free_radii(
             parts = best[rows], known[rows], leads[rows], rates[rows, :, 1]
             radius[rows] = nearest_radii(form if dual is None else dual, sample, *parts, target_radius)
 
-    if z.device.type != "cpu" or len(todo) < 2:
+    dense = all(isinstance(operator, Dense) for operator in form.pulls.operators)
+    if z.device.type != "cpu" or (len(todo) < 2 and not dense):  # threads share the convolutions of one image
         work(0, len(todo), form.rows)
         return radius
     form.solver.prepare()  # once for all threads
@@ -291,7 +292,8 @@ def matrix_free_radii(
         with torch.inference_mode(inference), torch.no_grad(), blas_threads(1):
             work(start, stop, at_once)
 
-    # a thread per part of the samples, not per product: threads of BLAS would wait for each other on a busy machine
+    # a thread per part of the samples, not per product: threads of BLAS would wait for each other on a busy machine, where
+    # one sample took twenty times as long; on an idle one they gain little
     over_rows(part, len(todo), 1)
     return radius
 
