@@ -67,6 +67,14 @@ def tried(recipe: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
     }
 
 
+def _tried(recipe: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Do what :func:`tried` does; return the error of a trial that fails, so that the others are not ended with it."""
+    try:
+        return tried(recipe, options)
+    except Exception as error:
+        return {"recipe": recipe, "error": f"{type(error).__name__}: {error}"}
+
+
 def _restored(recipe: dict[str, Any]) -> dict[str, Any]:
     # options of a loss are a plain object
     found = {key: value if key == "loss_options" else restored(value) for key, value in recipe.items()}
@@ -121,9 +129,14 @@ def main() -> None:
     todo = [
         one["recipe"] for one in wanted if not any(one.items() <= old.items() and old.get("row") == args.row for old in done)
     ]
+    failed = 0
     # an interrupt ends the pool, and the trials in it
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
-        for result in pool.imap_unordered(partial(tried, options=args), todo):
+        for result in pool.imap_unordered(partial(_tried, options=args), todo):
+            if "error" in result:
+                failed += 1
+                print(f"{json.dumps(result['recipe'])}\n  {result['error']}", flush=True)
+                continue
             done.append(result)
             certified = "  ".join(f"{eps}: {100 * share:.2f}" for eps, share in result["certified"].items())
             print(json.dumps(result["recipe"]), flush=True)
@@ -133,6 +146,8 @@ def main() -> None:
                 norms = last["weight_norms"]
                 print(f"  sweeps {last['sweeps']:.0f}, kappa {last['condition_number']:.0f}, norms {norms}", flush=True)
             write_bytes(args.results, "".join(json.dumps(record, default=plain) + "\n" for record in done).encode())
+    if failed:
+        raise SystemExit(f"{failed} of {len(todo)} trials failed; the same command tries them again")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ NETWORKS = {
     "wider than the input": ((70, 30, 20, 10), {}),
     "more inputs than have a part each": ((600, 9, 3), {}),
     "as wide as the chip takes": ((40, 128, 10), {}),
+    "more outputs than hidden units": ((20, 10, 20), {}),
 }
 
 

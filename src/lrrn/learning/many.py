@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
+from lrrn.learning.cuda_graph import STREAMS
 from lrrn.learning.settings import Data
 from lrrn.learning.trainer import Trainer
 from lrrn.network import LRRN
@@ -40,7 +41,7 @@ def fit_many(
         As in :meth:`Trainer.fit`; ``validate`` is called from several threads.
     at_once : int, optional
         Number of networks that train concurrently. Default: ``MOST_ON_DEVICE`` on a CUDA device, elsewhere the number of
-        threads.
+        threads. On a CUDA device at most 32, since each needs a stream of its own.
 
     Returns
     -------
@@ -59,10 +60,14 @@ def fit_many(
     networks = {id(trainer.net) for trainer in trainers}
     if len(networks) != len(trainers):
         raise ValueError(f"every trainer needs a network of its own; {len(trainers)} trainers share {len(networks)}")
+    on_device = any(part.x.is_cuda for part in parts)
     if at_once is None:
-        at_once = MOST_ON_DEVICE if any(part.x.is_cuda for part in parts) else workers()
+        at_once = MOST_ON_DEVICE if on_device else workers()
     if at_once < 1:
         raise ValueError(f"at_once must be at least 1; got {at_once}")
+    if on_device:
+        # where two share a stream, a graph of one that ends may free the workspace of a graph of the other
+        at_once = min(at_once, STREAMS)
     with ThreadPoolExecutor(at_once, "lrrn-fit") as pool:
         futures = [pool.submit(trainer.fit, part, validate, resume) for trainer, part in zip(trainers, parts, strict=True)]
         try:

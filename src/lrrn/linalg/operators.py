@@ -316,7 +316,8 @@ def _places(
     return places.view(math.prod(above), math.prod(below)).to(device)
 
 
-_kept_places = lru_cache(maxsize=8)(_places)
+# captured graphs read these tables at their addresses, so that those of all networks in training must be kept
+_kept_places = lru_cache(maxsize=64)(_places)
 
 
 @final

@@ -126,7 +126,7 @@ def kkt_norm(z, g, lo, hi, inside):
     return tl.sqrt(tl.sum(tl.where(held, 0.0, g * g), axis=1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rounds", "steps"])  # a variant must not be compiled in a capture
 def sweep(
     q_ptr,
     z_ptr,

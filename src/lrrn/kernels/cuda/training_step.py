@@ -200,7 +200,7 @@ def free_phase(
     return rows, units, image, q, floor, ceiling, tl.minimum(tl.maximum(z, floor), ceiling), inside, first, place
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rounds", "steps"])  # a variant must not be compiled in a capture
 def solve(
     flat_ptr, parts_ptr, size_ptr, image_ptr, y_ptr, pick_ptr, start_ptr, bias_ptr, constant_ptr, lo_ptr, hi_ptr,
     unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, point_ptr, change_ptr, loss_ptr, counts_ptr,
@@ -274,7 +274,7 @@ def loss_of(scores, target, given, margin, temperature, wrong, SQUARED: tl.const
     return loss, slope
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rounds", "steps"])  # a variant must not be compiled in a capture
 def predict(
     flat_ptr, parts_ptr, gram_ptr, y_ptr, pick_ptr, start_ptr, bias_ptr, lo_ptr, hi_ptr, progress_ptr,
     unit_ptr, high_ptr, low_ptr, move_ptr, rates_ptr, point_ptr, change_ptr, loss_ptr, slope_ptr, push_ptr, counts_ptr,

@@ -59,6 +59,7 @@ class TritonKernels:
         hidden = energy.sizes[1:-1]
         self._dim = sum(hidden)
         self._width, self._first, self._last = (padded(size) for size in (self._dim, hidden[0], energy.sizes[-1]))
+        self._width = max(self._width, self._last)  # sums over outputs are kept in rows of this width
         self._block = padded(max(energy.sizes[1:]))
         self._lo, self._hi = (bound[0, : self._dim].contiguous() for bound in energy.box)
         self._places = [places.tolist() for places in structure_of(energy).layers[:3]]
