@@ -47,8 +47,8 @@ def made_up(accuracy, share, median=1.0, data="mnist"):
 
 def test_the_report_compares_means_over_seeds_with_targets_and_baselines():
     rows = plan("mnist", ["wide", "paper_a", "prototypes", "torchlip"], 2, 0, Extent())
-    results = {row: made_up(0.98, 0.69 + 0.01 * row.seed) for row in rows if row.kind == "wide"}
-    results |= {row: made_up(0.95, 0.73) for row in rows if row.kind == "prototypes"}
+    results = {row: made_up(0.98, 0.81 + 0.01 * row.seed) for row in rows if row.kind == "wide"}
+    results |= {row: made_up(0.95, 0.85) for row in rows if row.kind == "prototypes"}
     results |= {row: made_up(0.97, 0.5, median=1.19) for row in rows if row.kind == "paper_a" and row.seed == 0}
     reasons = {row: "absent" for row in rows if row not in results}
     parts = {section.title.split(",")[0]: section for section in record_report.sections("mnist", rows, results, reasons)}
@@ -58,13 +58,13 @@ def test_the_report_compares_means_over_seeds_with_targets_and_baselines():
         "2 of 2",
         "10",
         "98.00 (98.00 to 98.00)",
-        "69.50 (69.00 to 70.00)",
+        "81.50 (81.00 to 82.00)",
     ]
     assert "deel-torchlip MLP, seed 0: absent" in main.text[-1]
     verdicts = {(c.row, c.quantity): c.verdict for c in parts["Targets"].comparisons}
     assert verdicts["lrrn wide (784-2048-10)", "certified at 1.58"] == "met"
     assert verdicts["lrrn paper_a (784-64-64-10)", "median radius"] == "missed"
-    assert record_report.brief("mnist", rows, results)[1][0] == ["lrrn wide (784-2048-10)", "2", "98.0", *["69.5"] * 5, "1.000"]
+    assert record_report.brief("mnist", rows, results)[1][0] == ["lrrn wide (784-2048-10)", "2", "98.0", *["81.5"] * 5, "1.000"]
     held = parts["Against the baselines"]
     assert [line[-2:] for line in held.tables[0][2]] == [["-3.50 points", "not ahead"]] * 3
     assert held.text[-1].startswith("Not ahead of nearest prototypes") and "3.50 points at 1.58" in held.text[-1]
