@@ -27,8 +27,8 @@ from lrrn.studies.bench.scaling import memory
 
 FEATURES, CLASSES = 1024, 4
 MIB = 2**20
-PEAK = "import sys; from lrrn.cli import app; app(sys.argv[1:], standalone_mode=False); "
-PEAK += "print(next(line for line in open('/proc/self/status') if line.startswith('VmPeak')), end='')"
+PEAK = "import sys; from lrrn.cli import app; status = app(sys.argv[1:], standalone_mode=False); "
+PEAK += "print(next(line for line in open('/proc/self/status') if line.startswith('VmPeak')), end=''); sys.exit(status)"
 
 
 def rows(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -93,7 +93,8 @@ def again(model: Path, data: Path, target: str | None, out: Path, n: int) -> int
     size, table = classifier.chunk_rows_, lrrn.datasets.open_table(data, target)
     with np.load(out) as file:
         results = {name: file[name] for name in file.files}
-    assert all(len(column) == n for column in results.values())
+    lengths = {name: len(column) for name, column in results.items()}
+    assert set(lengths.values()) == {n}, f"{lengths} for {n} rows"
     chunks = np.random.default_rng(2).choice(n // size, 5, replace=False)
     for chunk in chunks:
         X, y = next(table.pieces(chunk * size, chunk * size + size, size))

@@ -289,7 +289,7 @@ def _npz(columns: Columns) -> bytes:
     content = io.BytesIO()
     # labels from a data frame are Python objects, which would need pickle
     plain = {name: values.astype(str) if values.dtype == object else values for name, values in columns.items()}
-    np.savez(content, allow_pickle=False, **plain)
+    np.savez(content, **plain)  # type: ignore[arg-type]  # before NumPy 2.1, allow_pickle would be the name of an array
     return content.getvalue()
 
 
