@@ -76,6 +76,8 @@ def under(limit: int | None, command: list[str]) -> subprocess.CompletedProcess[
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    # glibc reserves 64 MiB of addresses for every thread that allocates while another one does, and twice that for a moment
+    environment["MALLOC_ARENA_MAX"] = "1"
     return subprocess.run(command, preexec_fn=hold, env=environment, capture_output=True, text=True, check=False)
 
 
