@@ -5,6 +5,7 @@ Oracles: the KKT conditions recomputed in float64, energies, and sweeps alone.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -127,3 +128,12 @@ def test_only_products_of_wide_layers_in_float32_use_the_factor():
         energy = net.energy_snapshot(dtype)
         hessians = energy.free_hessian, energy.clamped_hessian
         assert not any(h.factor is not None and h.factor.saves_time for h in hessians)
+
+
+@pytest.mark.parametrize(("sizes", "faces"), [((2048,), True), ((1024,), False), ((64,) * 32, False)], ids=str)
+def test_wide_layers_have_faces_and_deep_networks_of_as_many_units_have_none(sizes, faces):
+    diag = tuple(2 * torch.eye(size) for size in sizes)
+    sub = tuple(torch.zeros(above, below) for below, above in itertools.pairwise(sizes))
+    bound = torch.ones((1, sum(sizes)))
+    qp = BoxQP(BlockTridiagonal(diag, sub), torch.ones((3, sum(sizes))), -bound, bound)
+    assert isinstance(coordinate_descent.CoordinateDescent().begin(qp), conjugate_gradients.OnFaces) == faces

@@ -24,8 +24,11 @@ THREAD_WORK = 2**22
 """Smallest number of multiply-adds per sweep for which a second thread saves time."""
 SINGLE_FROM = 2**17
 """Smallest number of multiply-adds per sweep for which mixed precision saves time, despite the residuals in between."""
-FACES_FROM = 2048
-"""Smallest number of units for which conjugate gradients on faces save time; with 1,024 they do not."""
+FACES_FROM = 2**22
+"""Smallest number of multiply-adds per sweep for which conjugate gradients on faces save time: that of a layer of 2,048 units.
+
+With 1,024 units they do not, nor in deep networks of 2,048 units, whose Hessians are sparse.
+"""
 
 
 @final
@@ -63,7 +66,8 @@ class CoordinateDescent:
 
 def _has_faces(qp: BoxQP) -> bool:
     """Whether sweeps alternate with conjugate gradients on faces, in float32: in wide layers whose Hessian fits into it."""
-    return qp.dim >= FACES_FROM and (qp.q.dtype == torch.float32 or single(qp.matrix) is not None)
+    work = panel_plan(qp.matrix.sizes)[3] if qp.has_matrix else 0
+    return work >= FACES_FROM and (qp.q.dtype == torch.float32 or single(qp.matrix) is not None)
 
 
 @final
