@@ -228,36 +228,62 @@ def test_the_garbage_collector_and_the_compiler_are_as_before(kernels, enabled):
         gc.enable()
 
 
-def test_kernels_are_kept_in_the_users_cache_and_found_from_another_folder(tmp_path, monkeypatch):
-    """The same file in two environments, and then with another file of kernels, into which its callers are compiled."""
-    monkeypatch.setattr(config, "CACHE_DIR", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "KERNELS", tmp_path / "kernels")
-    inner = tmp_path / "kernels" / "inner.py"
-    inner.parent.mkdir()
-
-    def loaded(folder):
-        cache.version_of.cache_clear()
-        path = tmp_path / folder / "kernels_of_a_test.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(KERNELS)
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        assert module.total(np.arange(4.0)) == 6
-        return sum(module.total.stats.cache_hits.values()), module.total.stats.cache_path
-
+def loaded_from(path):
+    """Import a file with kernels as another process would; return whether they were compiled before, where, and the module."""
+    cache.version_of.cache_clear()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
     try:
-        inner.write_text("LIMIT = 1\n")
-        (first, folder), (second, same) = loaded("one"), loaded("two")
-        inner.write_text("LIMIT = 2\n")
-        third, other = loaded("one")
-        monkeypatch.setattr(cache.numba, "__version__", "0.0.0")
-        fourth, older = loaded("one")
+        spec.loader.exec_module(module)
     finally:
         cache.version_of.cache_clear()
+    assert module.total(np.arange(4.0)) == 6
+    return sum(module.total.stats.cache_hits.values()), module.total.stats.cache_path, module
+
+
+def test_kernels_are_kept_in_the_users_cache_and_found_from_another_environment(tmp_path, monkeypatch):
+    """The same package in two environments, and then with another file of kernels, into which its callers are compiled."""
+    monkeypatch.setattr(config, "CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def loaded(environment, limit):
+        folder = tmp_path / environment / "kernels"
+        folder.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setattr(cache, "KERNELS", folder)
+        (folder / "inner.py").write_text(f"LIMIT = {limit}\n")
+        (folder / "kernels_of_a_test.py").write_text(KERNELS)
+        return loaded_from(folder / "kernels_of_a_test.py")[:2]
+
+    (first, folder), (second, same), (third, other) = loaded("one", 1), loaded("two", 1), loaded("one", 2)
+    monkeypatch.setattr(cache.numba, "__version__", "0.0.0")
+    fourth, older = loaded("one", 2)
     assert (first, second, third, fourth) == (0, 1, 0, 0) and folder == same and len({folder, other, older}) == 3
     assert str(tmp_path / "cache" / "lrrn" / "kernels") in folder and not list(tmp_path.rglob("__pycache__"))
+
+
+def test_kernels_of_somebody_else_are_told_apart_by_where_they_are(tmp_path, monkeypatch):
+    """The same text may import another constant."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "cache"))
+    factors = []
+    for factor in (2, 3):
+        project = tmp_path / f"project{factor}"
+        project.mkdir()
+        (project / "constant.py").write_text(f"FACTOR = {factor}\n")
+        (project / "mine.py").write_text(
+            "import runpy\nfrom pathlib import Path\n" + KERNELS + "\n"
+            "FACTOR = runpy.run_path(str(Path(__file__).with_name('constant.py')))['FACTOR']\n\n"
+            "@kernel\ndef scaled(x):\n    return x * FACTOR\n"
+        )
+        factors.append(loaded_from(project / "mine.py")[2].scaled(1))
+    assert factors == [2, 3]
+
+
+@pytest.mark.parametrize("home", ["", "relative"])
+def test_no_machine_code_is_read_from_the_current_folder(home, monkeypatch):
+    """Without a home, or with an empty name for the cache, the user's folder would be a relative one."""
+    monkeypatch.setattr(config, "CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    assert all(folder.is_absolute() for folder in cache.folders(__file__))
 
 
 @pytest.mark.parametrize("missing", ["the file of the kernel", "the files of the package"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numba.core import caching
 from typer.testing import CliRunner
 
 import lrrn
@@ -337,6 +339,36 @@ def test_a_damaged_cache_is_made_anew(suffix, content, tiny, caplog, tmp_path):
     if suffix == "nbi":
         again = tiny()
         assert again(3) == 6 and sum(again.stats.cache_hits.values()) == 1
+
+
+def test_machine_code_of_one_type_is_not_taken_for_another(tiny, monkeypatch, tmp_path):
+    """The index is damaged, and the disk is full when the code of another type is written."""
+    assert tiny()(3) == 6
+    (index,) = (tmp_path / "package" / "__pycache__").rglob("*.nbi")
+    index.write_bytes(b"junk")
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(caching.IndexDataCacheFile, "_save_data", fails)
+        assert tiny()(3.5) == 7
+    assert tiny()(3.5) == 7 and tiny()(3) == 6
+
+
+def test_a_cache_that_can_only_be_read_is_read(tiny, caplog, tmp_path):
+    assert tiny()(3) == 6
+
+    def again():
+        double = tiny()
+        return double(3), sum(double.stats.cache_hits.values())
+
+    with contextlib.ExitStack() as stack:
+        folder = tmp_path / "package"
+        for each in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+            stack.enter_context(read_only(each))
+        assert as_ordinary_user(again) == (6, 1)
+    assert warned(caplog) == []
 
 
 def test_a_cache_of_data_that_cannot_be_written_is_told_by_library_and_command(tmp_path, monkeypatch):

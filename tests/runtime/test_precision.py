@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrrn.learning import Contrastive, Data, Settings, Trainer
 from lrrn.linalg import products
-from lrrn.runtime.precision import _allowed, full_precision, in_full_precision
+from lrrn.runtime import precision
+from lrrn.runtime.precision import _allowed, in_full_precision
 from oracles import random_input, random_network
 
 PRODUCTS = ("aten.mm.", "aten.addmm", "aten.bmm.", "aten.mv.", "aten.addmv", "aten.mkldnn_linear.")
@@ -89,8 +91,7 @@ def test_what_is_allowed_changes_no_bit_of_a_prediction_on_a_device():
     net = random_network((784, 300, 10), dtype=torch.float32, device="cuda")
     x = random_input(50, 784, dtype=torch.float32, device="cuda")
     some = net.infer(x)
-    with full_precision():
-        full = net.infer(x)
+    full = in_full_precision(net.infer)(x)
     assert torch.equal(some.output, full.output) and torch.equal(some.residual, full.residual)
 
 
@@ -98,28 +99,31 @@ def test_what_is_allowed_changes_no_bit_of_a_prediction_on_a_device():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_training_may_use_less_and_learns_the_same():
     losses = []
-    for precision in (full_precision(), nullcontext()):
+    for decorate in (in_full_precision, lambda fit: fit):
         net = random_network((64, 200, 10), dtype=torch.float32, device="cuda")
         x = random_input(512, 64, dtype=torch.float32, device="cuda")
         y = torch.nn.functional.one_hot(torch.arange(512, device="cuda") % 10, 10).float()
         trainer = Trainer(net, Contrastive(), Settings(optimizer="adam", learning_rate=1e-3, batch_size=64, epochs=4))
-        with precision:
-            losses.append([record["loss"] for record in trainer.fit(Data(x, y))])
+        losses.append([record["loss"] for record in decorate(trainer.fit)(Data(x, y))])
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
 
 def test_the_last_thread_to_leave_restores_what_was_allowed():
     inside, leave = threading.Event(), threading.Event()
 
+    @in_full_precision
     def other():
-        with full_precision():
-            inside.set()
-            leave.wait(10)
+        inside.set()
+        leave.wait(10)
 
     thread = threading.Thread(target=other)
-    with full_precision():
+
+    @in_full_precision
+    def first():
         thread.start()
         assert inside.wait(10)
+
+    first()
     # the first has left, and the second is still there
     assert is_full()
     assert in_full_precision(is_full)()
@@ -147,3 +151,20 @@ def test_products_with_a_fixed_matrix_are_in_full_precision(monkeypatch, library
     with Products() as found:
         products.RightFactor(torch.ones(30, 20))(torch.ones(4, 30))
     assert found.seen and all(found.seen)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_waits_for_no_thread_of_its_parent():
+    """A thread is inside and another one is about to enter, with the lock, while the main thread forks."""
+
+    @in_full_precision
+    def forked() -> int:
+        with precision._guard._lock:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # rather than to wait for ever
+                os._exit(0 if not is_full() and in_full_precision(is_full)() and not is_full() else 1)
+        return os.waitpid(child, 0)[1]
+
+    assert forked() == 0

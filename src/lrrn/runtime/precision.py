@@ -7,9 +7,9 @@ from such products would be wrong.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -74,23 +74,20 @@ class _Guard:
             if self._inside == 0:
                 _allow(self._before)
 
+    def reset(self) -> None:
+        """Forget threads inside, and the lock that one of them may hold: a forked child has none of them."""
+        inside, self._lock, self._inside = self._inside, threading.Lock(), 0
+        if inside:
+            _allow(self._before)
+
 
 _guard = _Guard()
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Disable TF32 process-wide while any thread is inside."""
-    inside = _guard.enter()
-    try:
-        yield
-    finally:
-        if inside:
-            _guard.leave()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_guard.reset)
 
 
 def in_full_precision(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function to compute its products in full precision."""
+    """Decorate a function to compute its products in full precision: TF32 is off process-wide while any thread is inside."""
 
     @wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
