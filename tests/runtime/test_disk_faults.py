@@ -467,7 +467,7 @@ def test_results_of_samples_on_a_full_disk_are_kept_part_by_part_and_damaged_par
         content = (folder / name).read_bytes()
         for damaged in (b"", content[: len(content) // 2], b"junk" + content[4:]):
             (folder / name).write_bytes(damaged)
-            with pytest.raises(FileFormatError, match=rf"{name} is damaged .*; remove it, and the same command makes it anew"):
+            with pytest.raises(FileFormatError, match=rf"{name} is damaged .*; remove it, and the same command recomputes it"):
                 over_rows(rows, 10, work, Parts(out, {}))
         (folder / name).write_bytes(content)
     (folder / "part-1.npz").write_bytes(b"")
@@ -542,7 +542,7 @@ def test_a_checkpoint_with_something_wrong_inside_is_refused_whole(name, trained
     before = [p.detach().clone() for p in net.parameters()]
     # the settings of the run that wrote it, for those of this one would be refused first
     identity = storage.read(path, checkpoint.KIND)[2].get("settings", {})
-    with pytest.raises(FileFormatError, match=r"run\.ckpt is damaged: .*Remove it to start anew, or restore it from a copy"):
+    with pytest.raises(FileFormatError, match=r"run\.ckpt is damaged: .*Remove it to start again, or restore it from a copy"):
         checkpoint.restore(path, identity, trainer._carried(), trainer.optimizer)
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
     assert not trainer.optimizer.state_dict()["state"] and path.read_bytes() == content and len(data) == len(X)

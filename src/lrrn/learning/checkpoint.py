@@ -29,6 +29,7 @@ class Position:
     sweeps: int = 0
     missed: int = 0
     captured_sweeps: int = 0  # sweeps per solve in captured steps
+    single_steps: bool = False  # whether captured steps did not converge, and steps are taken one by one since
     history: list[dict[str, Any]] = field(default_factory=list)  # one record per epoch
     best_score: float | None = None  # best validation score so far
     best_epoch: int = 0  # its epoch
@@ -87,7 +88,7 @@ def restore(
     changed = [key for key in sorted({*settings, *other}) if settings.get(key) != other.get(key)]
     if changed:
         detail = "; ".join(f"{key}: {other.get(key)!r} there, {settings.get(key)!r} here" for key in changed)
-        raise ValueError(f"{path} belongs to another run ({detail}). Start anew without resuming, or restore those settings")
+        raise ValueError(f"{path} belongs to another run ({detail}). Start again without resuming, or restore those settings")
     pairs = []
     for name, group in groups.items():
         for i, t in enumerate(group):
@@ -106,7 +107,7 @@ def restore(
 
 def _damaged(path: str | os.PathLike[str], what: str) -> storage.FileFormatError:
     return storage.FileFormatError(
-        f"{path} is damaged: {what}. Remove it to start anew, or restore it from a copy; it was left as it is"
+        f"{path} is damaged: {what}. Remove it to start again, or restore it from a copy; it was left as it is"
     )
 
 
@@ -124,6 +125,7 @@ def _position(path: str | os.PathLike[str], header: Any) -> Position:
         fits[name] = type(stored.get(name)) is int and stored[name] >= 0
     for name in ("loss_sum", "weight_sum"):
         fits[name] = type(stored.get(name)) in (int, float)
+    fits["single_steps"] = type(stored.get("single_steps", False)) is bool  # older checkpoints do not have it
     wrong = [name for name in sorted({*fits, *stored}) if not fits.get(name, False)]
     if wrong:
         raise _damaged(path, f"its {wrong[0]} is {stored.get(wrong[0])!r}")

@@ -172,7 +172,7 @@ class Trainer:
     @contextmanager
     def _captures(self, data: Data) -> Iterator[None]:
         """Use captured steps where possible; release their graphs, memory and stream at the end."""
-        if self._step.capturable(data) and not self._ranks.connected:
+        if self._step.capturable(data) and not self._ranks.connected and not self.position.single_steps:
             self._captured = self._step.captured(data, self.position.captured_sweeps)
         try:
             yield
@@ -227,7 +227,7 @@ class Trainer:
                 break
             if captured.exhausted and missed > settings.max_unconverged * samples:
                 logger.info("%d of %d solves of captured steps do not converge: over to single steps", missed, samples)
-                self._captured = None
+                self._captured, position.single_steps = None, True
                 break
         self._step.set_rate(rates[-1])
 
