@@ -153,3 +153,32 @@ def test_the_bound_on_the_smallest_eigenvalue_is_nearly_tight_where_layers_are_i
     exact = np.linalg.eigvalsh(assembled([unit] * 3, discounts, beta, 3, False))[0]
     # the three layers move together, and only the first is held: 1 / 3 of its discount
     assert 0.98 * exact <= hessian_of(operators, discounts, beta, 3, False).smallest_eigenvalue() <= exact
+
+
+def test_large_tables_of_places_are_not_kept(monkeypatch):
+    layer = layer_shape((2, 9, 7), 3, 4, 3, 1, 1)
+    operators._kept_places.cache_clear()
+    monkeypatch.setattr(operators, "KEPT_ENTRIES", layer.rows * layer.columns - 1)
+    layer.operator(weight_of(layer)).dense()
+    assert operators._kept_places.cache_info().currsize == 0
+
+
+@pytest.fixture
+def half_convolutions():
+    """Let torch convolve float32 images on the CPU in bfloat16."""
+    if not hasattr(torch.backends.mkldnn, "conv"):
+        pytest.skip("this torch always convolves in full precision")
+    before, torch.backends.mkldnn.conv.fp32_precision = torch.backends.mkldnn.conv.fp32_precision, "bf16"
+    yield
+    torch.backends.mkldnn.conv.fp32_precision = before
+
+
+def test_convolutions_are_products_in_full_precision_where_torch_may_convolve_with_less(half_convolutions, monkeypatch):
+    layer = layer_shape((8, 6, 5), 2, 3, 2, 1, 1)
+    operator = layer.operator(weight_of(layer, torch.float32))
+    refuse = lambda *_, **__: pytest.fail("this may round to bfloat16")  # noqa: E731
+    monkeypatch.setattr(operators.functional, "conv2d", refuse)
+    monkeypatch.setattr(operators.functional, "conv_transpose2d", refuse)
+    monkeypatch.setattr(operators, "conv2d_weight", refuse)
+    y = operator.apply(rows(3, layer.columns, 1, torch.float32))
+    operator.outer(y, operator.adjoint(y))

@@ -18,8 +18,9 @@ GEOMETRIES = [
     ((2, 7, 7), 2, 2, 3, 0, 1),
     ((2, 6, 5), 4, 1, 1, 0, 1),
     ((2, 9, 8), 3, 3, 2, 1, 2),
+    ((8, 6, 5), 2, 3, 2, 1, 1),
 ]
-"""Odd sizes, strides that do not divide, padding, one channel, kernels as large as the image or of one pixel, pooling."""
+"""Odd sizes, strides that do not divide, padding, one or eight channels, kernels as large as the image or a pixel, pooling."""
 
 ARCHITECTURES = {
     "one": (((2, 7, 6), lrrn.Conv(4, 3, 2, 1), 5), {}),

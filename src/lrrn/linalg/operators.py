@@ -19,7 +19,7 @@ from torch.nn.grad import conv2d_weight
 from lrrn.linalg import verified
 from lrrn.linalg.convolution_norms import convolution_norm
 from lrrn.runtime.lazy import lazy
-from lrrn.runtime.precision import in_full_precision
+from lrrn.runtime.precision import convolves_in_full_precision, in_full_precision
 
 _UP = 1 + 1e-12
 """Factor that covers the rounding of sums and products of float64 numbers of one sign."""
@@ -154,12 +154,19 @@ class Dense:
         return self.weight
 
 
-def by_patches(x: Tensor) -> bool:
-    """Whether convolutions are matrix products with patches: on a GPU.
+FEW = 8
+"""Number of input channels below which patches are faster for transposed convolutions on the CPU. In float32, oneDNN computes 8
+or 16 channels of an image at once, and takes up to 15 times as long as patches for one or three."""
+KEPT_ENTRIES = 2**20
+"""Largest table of places that is kept for later calls."""
 
-    torch's own convolutions there are as fast in float32 only, and cuDNN does not say how its algorithms round.
+
+def by_patches(x: Tensor) -> bool:
+    """Whether convolutions are matrix products with patches: on a GPU, and where torch may convolve in less than float32.
+
+    torch's own convolutions on a GPU are as fast in float32 only, and cuDNN does not say how its algorithms round.
     """
-    return x.is_cuda
+    return x.is_cuda or not convolves_in_full_precision()
 
 
 @final
@@ -214,7 +221,7 @@ class Conv2d:
 
     def _transpose(self, y: Tensor, weight: Tensor) -> Tensor:
         kernel, maps = weight.shape[-1], y.reshape(len(y), *self.out_shape)
-        if by_patches(y):
+        if by_patches(y) or self.in_shape[0] < FEW:
             patches = weight.flatten(1).mT @ maps.flatten(2)
             images = functional.fold(patches, self.in_shape[1:], kernel, padding=self.padding, stride=self.stride)
         else:
@@ -290,7 +297,8 @@ class Conv2d:
         """Gather the entries of the kernels that stand at every place of the matrix."""
         weight = self.weight
         # tensors of a graph that is traced have no values, and must not be kept for later calls
-        places_of = _places if torch.compiler.is_compiling() else _kept_places
+        kept = math.prod(self.shape) <= KEPT_ENTRIES and not torch.compiler.is_compiling()
+        places_of = _kept_places if kept else _places
         places = places_of(tuple(weight.shape), self.in_shape, self.out_shape, self.stride, self.padding, weight.device)
         return torch.cat([weight.reshape(-1), weight.new_zeros(1)])[places]
 

@@ -42,6 +42,11 @@ def _is_full() -> bool:
         return all(setting in _FULL for setting in _allowed())
 
 
+def convolves_in_full_precision() -> bool:
+    """Whether torch computes float32 convolutions on the CPU in full precision; before torch 2.9 it always does."""
+    return getattr(getattr(torch.backends.mkldnn, "conv", None), "fp32_precision", "none") in _FULL
+
+
 def _allow(settings: tuple[str, ...]) -> None:
     if not _SWITCHES:
         torch.set_float32_matmul_precision(settings[0])
