@@ -203,3 +203,11 @@ def test_an_energy_that_overflows_proves_nothing():
     assert decision_radius(net, x, 1.0).tolist() == [0.0]  # at 0, within 2e156, the energy is 0
     lower, upper = energy_interval(net, x, 2e156)
     assert lower.tolist() == [0.0] and upper.tolist() == [math.inf]
+
+
+def test_energies_whose_squares_underflow_prove_nothing_beyond_their_size():
+    """784 entries of 1.4e-162 have an energy of 8e-322, whose squares are all zero in float64, above the threshold."""
+    sizes, options = (784, 2), {"beta": (1.0,), "output_constraint": "nonneg", "bias": False, "reconstruction_bias": False}
+    net = lrrn.LRRN(sizes, generator=torch.Generator().manual_seed(0), **options).double()
+    x = torch.full((1, 784), 1.4e-162, dtype=torch.float64)
+    assert decision_radius(net, x, 5e-324, guarantee="exact").tolist() == [0.0]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
+import lrrn
 from lrrn.certificates.class_energies import energy_margins
 from lrrn.certificates.margins import margin_bounds, ruled_out
 from oracles import random_input, random_network
@@ -96,3 +97,12 @@ def test_margins_of_energies_stay_within_their_bounds(case, eps):
         exact = margins(-torch.stack(roots, 1))
         slack = 1e-7 * (1 + exact.abs())
         assert (lower <= exact + slack).all() and (exact <= upper + slack).all()
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_outputs_that_do_not_move_are_not_lost_in_perturbations_without_limit(still):
+    net, x = random_network((4, 5, 2)), random_input(3, 4)
+    with torch.no_grad():
+        net.W[0].mul_(0.0 if still else 1.0)
+    for lower, upper in (margin_bounds(net, x, net.infer(x), math.inf), lrrn.output_interval(net, x, math.inf)):
+        assert (lower == -math.inf).all() and (upper == math.inf).all()

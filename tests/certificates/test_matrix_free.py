@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -515,3 +516,23 @@ def test_huge_weights_of_reconstruction_certify_nothing_instead_of_overflowing(n
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         assert (lrrn.certify(net, random_input(2, 3), "shared").radius == 0).all()
+
+
+def test_what_a_layer_leaves_is_rounded_down_where_one_multiplier_is_tiny():
+    """The minimum is then lost to rounding in the singular value that it is at; a case found by random search."""
+    beta, norm, kept = 38836838.9359486, 45687098.03730684, 569.1923550255582
+    below, above = 2.1686005938459267e-25, 5.8623960271567345e-05
+    with mpmath.workdps(60):
+        b, k, low, high = map(mpmath.mpf, (beta, kept, below, above))
+        firm, pull, slope = k + low * b, ((1 + b) * (high + low) / 2) ** 2, high * b
+        x = (mpmath.sqrt(pull * firm / slope) - firm) / low
+        exact = high * (1 + b * x) - pull * x / (firm + low * x)
+        assert 0 < x < mpmath.mpf(norm) ** 2 and exact < 0
+        assert Layers((1.0,), (beta,), (norm,)).rest(0, kept, below, above) <= exact
+
+
+def test_nothing_is_prepared_where_nothing_is_open(narrow, monkeypatch):
+    net, x = random_network((6, 9, 3)), random_input(4, 6)
+    monkeypatch.setattr(matrix_free_dual.MatrixFreeSolver, "prepare", lambda _: pytest.fail("there is nothing to do"))
+    lrrn.certify(net, x[:0], "shared")
+    lrrn.certify(net, x, "shared", target_radius=1e-9)

@@ -19,6 +19,17 @@ from varied_networks import NETWORKS, network
 KINDS = [*NETWORKS, "linear"]
 
 
+def simple(kind):
+    """Return a network whose Hessian is diagonal, or whose output does not move."""
+    sizes = (4, 1, 2) if kind == "one unit" else (4, 3, 2)
+    beta = (0.0, 0.0) if kind == "no reconstruction" else (1.0, 0.0)
+    net = lrrn.LRRN(sizes, beta=beta, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.no_grad():
+        if kind.startswith("zero"):
+            net.W[kind == "zero read-out"].zero_()
+    return net
+
+
 def made(kind):
     if kind == "wide":
         return lrrn.LRRN((2, 60, 60, 3), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -306,3 +317,13 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     with pytest.raises(ImportError, match=r"pip install 'lrrn\[onnx\]'"):
         lrrn.save_onnx(lrrn.unroll(network("paper"), 0, 1), tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("error", [None, 1e-3])
+@pytest.mark.parametrize("kind", ["one unit", "no reconstruction", "zero weights", "zero read-out"])
+def test_networks_that_one_iteration_solves(kind, error):
+    net = simple(kind)
+    plain = lrrn.unroll(net, 0, 1, error=error, dtype=torch.float64)
+    x = inside(0.0, 1.0, d=net.sizes[0])
+    output, slack = exact_output(net, x)
+    assert ((plain(x) - output).abs() <= plain.error_bound + slack).all() and float(plain.error_bound.max()) < 1e-6

@@ -225,3 +225,22 @@ def test_what_needs_a_matrix_says_so(monkeypatch):
         with pytest.raises(ValueError, match="needs the entries of the Hessian"):
             net.infer(x, solver=solver)
     assert net.lipschitz().method == "spectral"
+
+
+@pytest.mark.parametrize("pool", [2, 3])
+def test_the_error_bound_of_a_float32_solve_is_about_the_network_of_the_parameters(pool):
+    """A window of three divides weights by three, which rounds: its matrix is not what the parameters say."""
+    found = 0.0
+    for seed in (*range(20), 269, 302):
+        generator = torch.Generator().manual_seed(seed)
+        sizes = ((1, pool, pool), Conv(1, 1, pool=pool), 1, 2)
+        net = lrrn.LRRN(sizes, gamma=1.0, constraint=[(1.0, 1.0), "free"], generator=generator)
+        with torch.no_grad():
+            net.W[1].mul_(8)
+            for bias in [*net.b, *net.c]:
+                bias.copy_(torch.randn(bias.shape, generator=torch.Generator().manual_seed(seed)))
+        x = torch.randn(1, pool * pool, generator=torch.Generator().manual_seed(seed))
+        near, exact = net.infer(x, tol=4e-6), net.infer(x.double(), tol=1e-11)
+        gap = torch.cat(near.activations[:2], -1).double() - torch.cat(exact.activations[:2], -1)
+        found = max(found, float((gap.norm() - exact.error_bound) / near.error_bound))
+    assert found <= 1

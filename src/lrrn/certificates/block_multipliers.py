@@ -62,7 +62,9 @@ class Layers:
             # the derivative slope - pull firm / (firm + gain x)^2 vanishes
             least = [min(max((math.sqrt(pull * firm / slope) - firm) / gain, 0.0), top) if slope > 0 else top]
         both = [(a * above + slope * x, pull * x / (firm + gain * x)) for x in least]
-        return min(plus - minus - 64 * verified.EPS * (plus + minus) for plus, minus in both)
+        # x is within 4 EPS (firm + gain x) / gain of the minimum, which changes the value in second order
+        missed = (4 * verified.EPS) ** 2 * pull / gain if gain > 0 else 0.0
+        return min(plus - minus - 64 * verified.EPS * (plus + minus) for plus, minus in both) - missed
 
     def reach(self, k: int, kept: float, below: float, above: float) -> tuple[float, float]:
         """Return n and f with |v_k| <= n |v_{k+1}| + f |e|, where |e|^2 is what completing the square leaves of the form."""

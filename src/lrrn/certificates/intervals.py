@@ -57,6 +57,7 @@ def interval_of_solution(
     if guarantee == "deployed":
         size = errors.size + errors.size_slope * eps
         reach = reach + constants.error * (errors.later + errors.slope * eps)[:, None] + constants.rounding * size[:, None]
-    reach = torch.where(solution.converged[:, None], reach * (1 + 1e-12), torch.inf)
+    # not a number where outputs that do not move meet a perturbation without limit
+    reach = torch.where(solution.converged[:, None] & ~reach.isnan(), reach * (1 + 1e-12), torch.inf)
     allowed = net.intervals[-1]
     return (solution.output - reach).clamp(min=allowed.lo), (solution.output + reach).clamp(max=allowed.hi)

@@ -51,7 +51,8 @@ def margin_bounds(net: LRRN, x: Tensor, solution: Solution, eps: float) -> tuple
     y, rho = solution.output, pair_constants(net.energy_snapshot(torch.float64), METHOD).rho
     lower, upper = torch.empty_like(y), torch.empty_like(y)
     for k in range(y.shape[1]):
-        lead, slack = y[:, k, None] - y, rho[k] * (eps * _UP) + _doubt(net, errors, k)
+        # not a number where outputs that do not move meet a perturbation without limit
+        lead, slack = y[:, k, None] - y, (rho[k] * (eps * _UP)).nan_to_num(math.inf, math.inf) + _doubt(net, errors, k)
         lower[:, k] = _without(lead - slack, k).amin(-1)
         upper[:, k] = _without(lead + slack, k).amin(-1)
     converged = solution.converged[:, None]

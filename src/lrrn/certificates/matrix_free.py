@@ -271,9 +271,9 @@ def matrix_free_radii(
     known = (leads / rates.sum(-1)).scatter(1, best[:, None], math.inf)
     radius = known.amin(1)
     look = (radius > 0) & (radius < target_radius) & radius.isfinite()
-    if not form.usable:
-        return radius
     todo = look.nonzero().squeeze(1)
+    if len(todo) == 0 or not form.usable:
+        return radius
 
     def work(start: int, stop: int, at_once: int) -> None:
         for rows in todo[start:stop].split(at_once):

@@ -91,7 +91,7 @@ class Rounding:
             constant += weight * (_norm(energy.b[k]) + _norm(energy.c[k]))
         # the squares of all units of a layer are summed up, whatever the length of a product
         rounding = 8 * (max(energy.sizes) + 8) * torch.finfo(energy.weights[0].dtype).eps
-        return rounding * slope, rounding * constant
+        return rounding * slope, rounding * constant + math.sqrt(verified.UNDERFLOW)  # squares of tiny numbers are zero
 
     def noise(self, qp: BoxQP, x: Tensor, z: Tensor, y: Tensor | None = None) -> Tensor:
         """Estimate the rounding error of a residual computed in the dtype of the energy, per sample.

@@ -165,16 +165,18 @@ def _linear(read_out: ReadOut, given: InputMap, box: Box, dtype: torch.dtype, cl
 
 def _iterations(proven: IterationError, output: Callable[[float], float], error: float | None) -> int:
     """Return the least number of iterations that gives the error, or that leaves little but rounding."""
-    if not proven.rate < 1:
+    if not 0 < proven.rate < 1:  # at 0, the first iteration is exact
         return 1
     wanted = proven.limit * (1 + SHARE)
     if error is not None:
         # the output's error is affine in that of the iteration
         least = output(0.0)
         slope = output(1.0) - least
-        wanted = (error - least) / slope * (1 - 1e-6)
+        wanted = (error - least) / slope * (1 - 1e-6) if slope > 0 else math.inf
     # an error that cannot be proven is refused later, with the bound that can be
     left = max(wanted - proven.limit, SHARE * proven.limit)
+    if left >= proven.start:
+        return 1
     return max(1, math.ceil(math.log(left / proven.start) / math.log(proven.rate)))
 
 

@@ -145,9 +145,12 @@ def _check_pool(pool: int, shape: tuple[int, ...], number: int, last: bool) -> N
 
 
 def unfolds(layers: Sequence[LayerShape]) -> bool:
-    """Whether the operators are small enough to be computed as matrices."""
+    """Whether the operators are small enough to be computed as matrices, and these are exactly what the parameters say.
+
+    Pooling divides weights by the side of a window. Where that rounds, the matrix is that of another network.
+    """
     return sum(layer.rows for layer in layers) <= UNFOLDED_UNITS and all(
-        layer.rows * layer.columns <= UNFOLDED_ENTRIES for layer in layers
+        layer.rows * layer.columns <= UNFOLDED_ENTRIES and layer.pool & (layer.pool - 1) == 0 for layer in layers
     )
 
 
