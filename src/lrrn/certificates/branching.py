@@ -56,7 +56,7 @@ class Branching:
         everything = torch.arange(len(lead), device=lead.device)
         root, unit = self._bounds(sample, everything, (c, c_error, lead, goal), _no_path(lead))
         near, leaves = root * NEAR**2, self.branches
-        # below minus infinity nothing is sought
+        # a goal of minus infinity ends the search
         sought = torch.where(goal <= near, goal, -math.inf) if self.has_target else torch.minimum(goal, near)
         # the smallest bound of the leaves that have reached what is sought, and the largest that all leaves of a round had
         closed, found = torch.full_like(root, math.inf), root.clone()
@@ -94,7 +94,7 @@ class Branching:
         """
         (c, c_error, lead, goal), bounds, units = problem, [], []
         at_once = self.form.rows
-        # what has the size of the units is taken for so many branches only: thousands of a sample need not fit into memory
+        # in batches: vectors of the size of all units for thousands of branches of a sample need not fit into memory
         for some, units_of, state in zip(rows.split(at_once), path[0].split(at_once), path[1].split(at_once), strict=True):
             here, slopes, leads, faces = sample.take(some), c[some], lead[some], self._faces(units_of, state)
             terms = self.form.terms(here, slopes, leads, goal[some], faces)

@@ -25,7 +25,7 @@ from lrrn.network.solution import Solution
 from lrrn.qp import DEFAULT_TOL, row_norms
 
 METHOD = "spectral"
-"""Method of the Lipschitz constants. Others are tighter, but not than what a dual per sample gives."""
+"""Method of the Lipschitz constants. Other methods are tighter, but looser than a dual per sample."""
 _UP = 1 + 1e-12
 """Factor that covers the rounding of a few scalar operations."""
 

@@ -94,7 +94,7 @@ def restore(
         for i, t in enumerate(group):
             stored = tensors.get(f"{name}/{i}")
             if stored is None and name == "condition":
-                continue  # older checkpoints do not have it; steps estimate it anew
+                continue  # older checkpoints do not have it; steps estimate it again
             if stored is None or stored.shape != t.shape or stored.dtype != t.dtype:
                 raise _damaged(path, f"its {name} {i} is not a {t.dtype} tensor of shape {tuple(t.shape)}")
             pairs.append((t, stored))

@@ -34,7 +34,7 @@ BURSTS = (64, 8, 1)
 once. Steps of wide networks and of convolutions take a millisecond or more, and capturing 64 of them takes a good part of a
 second: they do without the largest."""
 EARLY = 256
-"""While there were fewer steps than this, one more entry of ``LADDER`` is taken than is enough: condition numbers grow fast."""
+"""In fewer steps than this, the next larger entry of ``LADDER`` than needed is used: condition numbers grow fast."""
 SHORT = 2e-3
 """Share of samples with a residual above the aim from which on the number of sweeps is raised."""
 SAFETY = 0.5

@@ -271,7 +271,7 @@ def _estimates(phases: Tensor, blocks: Tensor, steps: int = 12) -> Tensor:
 
 def _transform_error(blocks: Tensor) -> float:
     """Return a bound on the norm of the rounding error of any frequency's matrix, that of its phases included."""
-    # a phase is wrong by at most 7 units u (_phases) and a sum of so many terms by gamma_taps: the real and the imaginary part
+    # a phase is wrong by at most 7 units u (_phases) and a sum over all taps by gamma_taps: the real and the imaginary part
     # of an entry by at most (taps + 8) u sum |w|, and 2^(1/2) u < EPS
     return (len(blocks) + 8) * EPS * float(torch.linalg.vector_norm(blocks.abs().sum(0)))
 

@@ -15,7 +15,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def first_interrupt(call: Callable[[], None]) -> Iterator[None]:
-    """Call a function on the first Ctrl-C; the second stops immediately. Other threads than the main one hear of none."""
+    """Call a function on the first Ctrl-C; the second stops immediately. For the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -36,7 +36,7 @@ def first_interrupt(call: Callable[[], None]) -> Iterator[None]:
 def termination_interrupts() -> Iterator[None]:
     """Raise :class:`Terminated` on SIGTERM, as Ctrl-C raises KeyboardInterrupt, so that finished work can be saved.
 
-    A handler that somebody else has set stays, and other threads than the main one hear of nothing.
+    For the main thread only. A handler that is set already is kept.
     """
     usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not usual or threading.current_thread() is not threading.main_thread():

@@ -85,19 +85,19 @@ class Ranks:
         """Call a function on rank 0 only and return its result on all ranks; all ranks raise an error that occurs there."""
         if not self.connected:
             return work()
-        told: list[Any] = [None, None]  # the result, or the error
+        answer: list[Any] = [None, None]  # the result, or the error
         if self.is_main:
             try:
-                told[0] = work()
+                answer[0] = work()
             except Exception as error:
                 with _in_touch():
                     dist.broadcast_object_list([None, _portable(error)], src=0)
                 raise
         with _in_touch():
-            dist.broadcast_object_list(told, src=0)
-        if told[1] is not None:
-            raise told[1]
-        return told[0]
+            dist.broadcast_object_list(answer, src=0)
+        if answer[1] is not None:
+            raise answer[1]
+        return answer[0]
 
     def check_same(self, what: str, values: dict[str, Any]) -> None:
         """Raise an error on every rank, with the names of differing values, unless all ranks have equal values."""
@@ -166,14 +166,14 @@ def _met(store: Any, index: int, size: int) -> Any:
     its own name, which is the prefix of all further keys.
     """
     deadline, name = time.monotonic() + PATIENCE.total_seconds(), secrets.token_hex(8)
-    told = name if index == 0 else ""
+    shared = name if index == 0 else ""
     answered = set[bytes]()
     if index > 0:
         store.set(f"lrrn/rank/{index}", name)
     while True:
         if index > 0 and store.check([f"lrrn/answer/{name}"]):
-            told = store.get(f"lrrn/answer/{name}").decode()
-            store.add(f"lrrn/met/{told}", 1)
+            shared = store.get(f"lrrn/answer/{name}").decode()
+            store.add(f"lrrn/met/{shared}", 1)
             break
         if index == 0:
             if store.add(f"lrrn/met/{name}", 0) == size - 1:
@@ -185,7 +185,7 @@ def _met(store: Any, index: int, size: int) -> Any:
         if time.monotonic() > deadline:
             raise RuntimeError(f"not all of {size} ranks have come within {PATIENCE}")
         time.sleep(0.01)
-    return dist.PrefixStore(f"lrrn/{told}", store)  # type: ignore[attr-defined]
+    return dist.PrefixStore(f"lrrn/{shared}", store)  # type: ignore[attr-defined]
 
 
 def _take_gpu() -> None:

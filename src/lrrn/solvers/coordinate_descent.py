@@ -25,9 +25,10 @@ THREAD_WORK = 2**22
 SINGLE_FROM = 2**17
 """Smallest number of multiply-adds per sweep for which mixed precision saves time, despite the residuals in between."""
 FACES_FROM = 2**22
-"""Smallest number of multiply-adds per sweep for which conjugate gradients on faces save time: that of a layer of 2,048 units.
+"""Smallest number of multiply-adds per sweep for which conjugate gradients on faces save time.
 
-With 1,024 units they do not, nor in deep networks of 2,048 units, whose Hessians are sparse.
+That is one layer of 2,048 units, or two of 1,024. One layer of 1,024 units does not gain, nor do many narrow layers, whose
+Hessians are sparse.
 """
 
 

@@ -96,7 +96,7 @@ class _Forgiving:
 def _tell(reason: str) -> None:
     if not _told:
         logger.warning(
-            "compiled kernels cannot be kept or read (%s), so this process compiles them anew, which takes seconds. "
+            "compiled kernels cannot be kept or read (%s), so this process compiles them, which takes seconds. "
             "Make that folder writable and its disk not full, or set NUMBA_CACHE_DIR to a folder that is",
             reason,
         )

@@ -32,7 +32,7 @@ UNUSED = {
     *(untyped_passes.InlineInlinables, untyped_passes.LiteralUnroll, untyped_passes.LiteralPropagationSubPipelinePass),
     *(typed_passes.InlineOverloads, typed_passes.NopythonRewrites, typed_passes.DumpParforDiagnostics),
 }
-"""Passes that search for what kernels do not have, such as closures and expressions of whole arrays."""
+"""Passes for features that kernels do not use, such as closures and expressions of whole arrays."""
 
 
 NUMBERS = (types.Number, types.Boolean)
@@ -52,7 +52,7 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
     """Code to be linked into other code, which is where it is optimised and becomes machine code."""
 
     def _optimize_functions(self, module: Any) -> None:
-        # Numba would make the passes anew for each function and each declaration
+        # Numba would create the passes again for each function and each declaration
         module.data_layout = self._codegen._data_layout
         passes, builder = self._codegen._function_pass_manager()
         for function in module.functions:

@@ -122,7 +122,7 @@ def relax(
 
     ``ahead`` holds the extrapolated point in half precision, at which the product was computed. ``t_ptr`` and ``sums_ptr`` have
     one row of n entries, and of n times ``parts``, per step: the state of the momentum, and parts of the sum whose sign says
-    that the last step went uphill. Momentum then starts anew, one step late. The parts of this layer begin at ``first``.
+    that the last step went uphill. Momentum then restarts, one step late. The parts of this layer begin at ``first``.
     """
     row, part, j, place, inside = stretch(units, WIDTH)
     # the state of this sample, the same in all programs

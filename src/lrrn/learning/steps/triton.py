@@ -167,7 +167,7 @@ class TritonKernels:
         if self._loss is None:
             self._solve(batch, (images, size, image, y, pick), (points, change, losses), sweeps, counts)
         else:
-            # the slopes take the place of the targets, and what an attack pushes that of the images
+            # the slopes take the place of the targets, and perturbed images that of the images
             self._predict(batch, (images, y, pick), (points, change, losses, slopes, image), sweeps, counts)
             y = slopes
         self._differentiate(x, y, pick, image, losses, total, weight, points[-1], change)

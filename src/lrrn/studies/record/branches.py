@@ -1,4 +1,4 @@
-"""Branch and bound of the record: images whose radius is below a size by little are certified anew, towards that size."""
+"""Branch and bound of the record: images whose radius is below a size by little are certified again, up to that size."""
 
 from __future__ import annotations
 

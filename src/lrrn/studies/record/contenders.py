@@ -67,7 +67,7 @@ class Contender(Protocol):
         """Return labels."""
 
     def radii(self, X: Array, method: str, target_radius: float = math.inf, branches: int | None = None) -> Array:
-        """Return proven radii; ``BRANCHED`` ends at a target, with at most so many branches of an image and a pair."""
+        """Return proven radii; ``BRANCHED`` stops at ``target_radius``, or after ``branches`` branches per image and pair."""
 
     def attack(self, X: Array, y: Array, sizes: Sequence[float], seed: int) -> Array:
         """Return distances of our own attacks, up to these sizes: 0 where the label is wrong already, inf where none works."""
