@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from sklearn.exceptions import NotFittedError
 
 import lrrn
 from convolutions import network as convolutional
@@ -372,6 +373,55 @@ def test_bad_requests():
         empirical_lipschitz(net, x[:, :5])
 
 
+def test_what_is_no_network_or_no_tensor_is_named():
+    net, x, label = random_network((6, 5, 4)), random_input(2, 6), torch.zeros(2, dtype=torch.int64)
+    for attack in (
+        lambda net, x: pgd(net, x, label, 1.0),
+        lambda net, x: minimal_perturbation(net, x, label),
+        lambda net, x: strongest_perturbation(net, x, label, 1.0),
+        empirical_lipschitz,
+    ):
+        with pytest.raises(TypeError, match=r"x must be a torch\.Tensor; got ndarray\. Use torch\.as_tensor\(x\)"):
+            attack(net, x.numpy())
+        with pytest.raises(TypeError, match=r"net must be an lrrn\.LRRN.*; got LRRNClassifier; (attack|give) its network_"):
+            attack(lrrn.LRRNClassifier(epochs=1, device="cpu").fit(x.numpy(), [0, 1]), x)
+        with pytest.raises(ValueError, match="x has a non-finite value"):
+            attack(net, x * math.nan)
+    with pytest.raises(TypeError, match=r"net must be an lrrn\.LRRN; got Linear"):
+        empirical_lipschitz(torch.nn.Linear(6, 4).double(), x)
+    module = torch.nn.Linear(6, 4).double()
+    with pytest.raises(ValueError, match=r"x must have shape \(n_samples, n_features\); got \(2, 1, 6\)"):
+        pgd(module, x[:, None], label, 1.0)
+    with pytest.raises(TypeError, match=r"x must be a torch\.Tensor; got list"):
+        pgd(module, x.tolist(), label, 1.0)
+
+
+def test_sizes_and_ends_of_another_length_are_refused():
+    net, x, label = random_network((6, 5, 4)), random_input(2, 6), torch.zeros(2, dtype=torch.int64)
+    for eps in (torch.ones(3), torch.ones(2, 1)):
+        with pytest.raises(ValueError, match="eps must be a number, or 2 of them, one for each row of x; got shape"):
+            pgd(net, x, label, eps)
+    for clip in ((-torch.ones(5), 1.0), (-9.0, torch.ones(1, 2, 3))):
+        with pytest.raises(ValueError, match="an end of clip must be a number, or 6 of them, one for each feature of x; got"):
+            pgd(net, x, label, 1.0, clip=clip)
+
+
+def test_inputs_of_any_dtype_are_attacked():
+    net, label = random_network((6, 8, 4), scale=2.0), torch.zeros(5, dtype=torch.int64)
+    whole = torch.arange(30).reshape(5, 6) % 4 - 2
+    assert torch.equal(pgd(net, whole, label, 1.0).x, pgd(net, whole.double(), label, 1.0).x)
+
+
+def test_ends_of_clip_may_be_images(monkeypatch):
+    net = convolutional("one", monkeypatch)
+    shape = net.image_shape
+    images = random_input(4, math.prod(shape)).clamp(-1, 1).reshape(4, *shape)
+    label = net.infer(images).output.argmax(-1)
+    ends = 1.0 + torch.arange(math.prod(shape), dtype=torch.float64) / math.prod(shape)
+    flat, shaped = (pgd(net, images, label, 5.0, clip=(-high, high)) for high in (ends, ends.reshape(shape)))
+    assert torch.equal(flat.x, shaped.x) and (flat.x.abs() <= ends + 1e-15).all()
+
+
 # foolbox 3.3 imports from a place that SciPy has deprecated
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_foolbox_sees_an_ordinary_module_and_does_not_get_inside_a_radius(linear):
@@ -443,6 +493,10 @@ def test_an_image_model_refuses_what_does_not_fit():
     for shape in ((3, 4), (-1, -3, 4)):
         with pytest.raises(ValueError, match=r"must be \(channels, height, width\)"):
             as_image_model(net, shape)
+    with pytest.raises(NotFittedError, match="this LRRNClassifier is not fitted yet; call fit first"):
+        as_image_model(lrrn.LRRNClassifier(), (1, 3, 4))
+    with pytest.raises(TypeError, match=r"must be an lrrn\.LRRN or a fitted LRRNClassifier; got Linear"):
+        as_image_model(torch.nn.Linear(12, 4), (1, 3, 4))
     with pytest.raises(ValueError, match="this network has one"):
         as_image_model(random_network((12, 6, 1)), (1, 3, 4))
     model = as_image_model(net, [1, 3, 4])

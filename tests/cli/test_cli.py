@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from lrrn.certificates.radius import METHODS
 from lrrn.cli import app
 from lrrn.cli import options as options_of_commands
 from lrrn.cli.inputs import device_name
+from lrrn.cli.output import warning_line
 from lrrn.cli.parameters import NOT_OPTIONS, PARAMETERS
 from lrrn.estimators.objectives import OBJECTIVES
 from lrrn.learning.schedules import SCHEDULES
@@ -261,6 +263,19 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_ends_where_an_undisturbed_run_doe
         (["certify", "m", "digits", "--method", "magic"], "--method should be one of auto, paper, pairwise"),
         (["attack", "m", "digits", "--clip", "1,0"], "--clip should be two numbers, the smaller one first; got '1,0'"),
         (["predict", "m", "digits", "--eps", "1,2"], "--eps should be one size here; got 1,2"),
+        (["train", "digits", "--seed", "-1"], "--seed"),
+        (["demo", "--seed", str(2**32)], "4294967295"),
+        (["train", "digits", "--random-state", str(2**32)], "4294967295"),
+        (["models", "--device", "foo"], "unknown device 'foo'; use 'auto', 'cpu' or 'cuda'"),
+        (["reproduce", "foo"], "there is no 'foo' to reproduce; use one of table1, table2"),
+        (["record", "foo"], "there is no record on 'foo'; use one of mnist"),
+        (["train", "digits", "--target", "foo"], "--target is for tables in files; digits is a named data set"),
+        (["certify", "m", "t.csv", "--split", "foo"], "--split is for named data sets; t.csv is a file"),
+        (["evaluate", "m", "t.csv", "--split", "test"], "--split is for named data sets; t.csv is a file"),
+        (["predict", "m", "digits", "--method", "local"], "got --method local without --radius"),
+        (["train", "digits", "-o", "-"], "--output should be the name of a file; it cannot go to standard output"),
+        (["train", "digits", "--checkpoint", "-"], "--checkpoint should be the name of a file"),
+        (["train", "digits", "--log", "-"], "--log should be the name of a file"),
         (["train", "digits", "--image", "7x9"], "--image should be HEIGHTxWIDTH or 3xHEIGHTxWIDTH with 64 values"),
     ],
 )
@@ -269,7 +284,7 @@ def test_bad_arguments_are_refused_before_any_work(arguments, message, tmp_path,
     done = runner.invoke(app, arguments, terminal_width=200)
     assert done.exit_code == 2
     assert message in words(done.output)
-    assert not list(tmp_path.glob("*.safetensors"))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 class ReadError(Exception):
@@ -507,3 +522,28 @@ def test_two_results_do_not_go_to_one_place(tmp_path, command):
     same = str(tmp_path / "same")
     done = CliRunner().invoke(app, [*command, "--json", same, "--page", same], terminal_width=400)
     assert done.exit_code == 2 and "give it another name" in done.output and not list(tmp_path.iterdir())
+
+
+# --- warnings -------------------------------------------------------------------------------------------------------------
+
+
+def test_warnings_are_lines_that_advise_options(tmp_path):
+    X, y = load_iris(return_X_y=True)
+    for name, values in (("large", 1000 * X), ("uneven", X * [1000, 1, 1, 1])):
+        np.savez(tmp_path / f"{name}.npz", X=values, y=y)
+    command = [sys.executable, "-m", "lrrn", "train", "--hidden", "2", "--epochs", "1", "--standardize", "none"]
+    for name, advice in (("large", "--standardize common"), ("uneven", "--standardize features")):
+        arguments = [*command, tmp_path / f"{name}.npz", "-o", tmp_path / name]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=True)
+        (line,) = [line for line in done.stderr.splitlines() if "may train badly" in line]
+        assert line.startswith("Warning: the features ") and f": set {advice}, or scale X" in line
+        assert ".py" not in done.stderr and "standardize=" not in done.stderr
+
+
+def test_the_line_of_a_warning_names_options_and_a_caller_in_the_same_process_gets_its_own_format_back():
+    usual = warnings.formatwarning
+    run("models")
+    assert warnings.formatwarning is usual
+    text = "max_seconds=2 ended training. Raise max_seconds, or lower epochs so"
+    line = "Warning: --max-seconds 2 ended training. Raise --max-seconds, or lower --epochs so\n"
+    assert warning_line(UserWarning(text), UserWarning, "a.py", 1) == line

@@ -124,7 +124,9 @@ def test_without_its_packages_the_command_says_what_to_install(monkeypatch):
     ("arguments", "status", "message"),
     [
         (["--image", "8by8"], 2, "HEIGHTxWIDTH, such as 28x28, or 3xHEIGHTxWIDTH for colour, such as 3x32x32; got '8by8'"),
-        (["--image", "8x8"], 1, "--samples and --image are for a model of yours"),
+        (["--image", "8x8"], 2, "--samples and --image are for a model of yours"),
+        (["--samples", "digits"], 2, "--samples and --image are for a model of yours"),
+        (["no.safetensors", "--target", "y"], 2, "--target is for a table that --samples names"),
         (["--port", "70000"], 2, "--port"),
         (["no.safetensors"], 1, "no file no.safetensors"),
         (["--samples", "cats"], 2, "unknown data 'cats'"),

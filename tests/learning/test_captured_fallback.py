@@ -69,5 +69,5 @@ def test_data_of_another_type_than_the_network_are_refused(name):
     parts = {"x": torch.rand(6, 4), "target": torch.rand(6, 2), "weight": torch.rand(6)}
     parts[name] = parts[name].double()
     data = Data(parts["x"], parts["target"], torch.zeros(6, dtype=torch.int64), parts["weight"])
-    with pytest.raises(ValueError, match=rf"{name} is torch.float64 and the network is torch.float32: .*\.to\(torch.float32\)"):
+    with pytest.raises(ValueError, match=rf"{name} is torch.float64 and the network torch.float32: .*\.to\(torch.float32\)"):
         Trainer(net, CrossEntropy(), Settings(epochs=1)).fit(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -9,10 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date
 
 import numpy as np
 import pytest
 import torch
+from sklearn.decomposition import PCA
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 from typer.testing import CliRunner
 
 import lrrn
@@ -20,11 +25,11 @@ from lrrn.cli import app
 from lrrn.datasets.rows import ArrayRows
 from lrrn.learning import progress
 from lrrn.reports import audit, scoring
-from lrrn.reports.pipelines import identity_of
+from lrrn.reports.pipelines import PipelineModel, identity_of
 from lrrn.reports.scoring import Parts, Share, over_rows
 from lrrn.runtime import memory
 from lrrn.runtime.interrupts import Terminated, termination_interrupts
-from small_estimators import blobs
+from small_estimators import blobs, classifier, curve, energy_model, regressor, weights
 
 N = 203
 
@@ -147,6 +152,87 @@ def test_models_that_compute_something_else_have_another_identity(saved):
     with torch.no_grad():
         other.network_.W[0][0, 0] += 1e-7
     assert identity_of(model) != identity_of(other)
+
+
+def test_regressors_that_differ_only_in_the_units_of_their_target_have_another_identity():
+    """A target times four is the same after standardization, so that the weights have the same bits and predictions not."""
+    X, y = curve()
+    one, other, column = (regressor(epochs=1).fit(X, target) for target in (y, 4 * y, y[:, None]))
+    assert torch.equal(weights(one), weights(other)) and torch.equal(weights(one), weights(column))
+    assert len({identity_of(model) for model in (one, other, column)}) == 3
+    np.testing.assert_allclose(other.predict(X), 4 * one.predict(X), rtol=1e-6)
+    moved = copy.deepcopy(one)
+    moved.offset_out_ = one.offset_out_ + 1
+    assert identity_of(moved) != identity_of(one)
+
+
+@pytest.mark.parametrize(
+    "step", [StandardScaler(), PCA(), RobustScaler(), MinMaxScaler()], ids=lambda step: type(step).__name__
+)
+def test_pipelines_that_differ_only_in_the_sign_of_an_offset_have_another_identity(step):
+    X, y = blobs()
+    one = make_pipeline(step, classifier(epochs=1)).fit(X, y)
+    other = copy.deepcopy(one)
+    name = next(name for name in ("mean_", "center_", "min_") if hasattr(step, name))
+    setattr(other[0], name, -getattr(one[0], name))
+    assert identity_of(PipelineModel(one)) != identity_of(PipelineModel(other))
+
+
+@pytest.mark.parametrize("make", [classifier, regressor, energy_model, lambda: make_pipeline(StandardScaler(), classifier())])
+def test_a_file_keeps_the_identity_of_its_model(make, tmp_path):
+    X, y = blobs()
+    model = make().fit(X, y)
+    lrrn.save(model, tmp_path / "m")
+    one, other = (PipelineModel(each) if isinstance(each, Pipeline) else each for each in (model, lrrn.load(tmp_path / "m")))
+    assert identity_of(one) == identity_of(other)
+
+
+def test_the_time_that_a_fit_took_is_no_part_of_the_identity(saved):
+    model, other = (lrrn.load(saved / "m.safetensors") for _ in range(2))
+    other._set_history([{**record, "seconds": 1.0} for record in other.history_])
+    assert identity_of(model) == identity_of(other)
+
+
+def test_labels_that_cannot_be_saved_are_told_apart():
+    X, y = blobs()
+    days = [np.array([date(2026, 1, day) for day in (first, 2, 3)], dtype=object) for first in (1, 1, 4)]
+    models = [classifier(epochs=1).fit(X, y) for _ in days]
+    for model, labels in zip(models, days, strict=True):
+        model.classes_ = labels
+    first, same, other = map(identity_of, models)
+    assert first == same and first != other
+
+
+def test_shares_of_two_models_are_not_merged(tmp_path, monkeypatch):
+    """The two regressors have the same weights, and intervals of other sizes."""
+    X, y = curve()
+    monkeypatch.setitem(memory.NUMBERS, "cpu", 200)  # chunks of ten samples
+    np.savez(tmp_path / "t.npz", X=X, y=y)
+    out = tmp_path / "radii.npz"
+    for name, target in (("one", y), ("other", 4 * y)):
+        lrrn.save(regressor(epochs=1).fit(X, target), tmp_path / name)
+
+    def done(name, part):
+        arguments = ["certify", tmp_path / name, tmp_path / "t.npz", "--samples", out, "--part", part, "--eps", "0.1"]
+        return CliRunner().invoke(app, [str(argument) for argument in arguments], terminal_width=300)
+
+    assert done("one", "1/2").exit_code == 0
+    assert done("one", "2/2").exit_code == 0 and not out.exists()
+    refused = done("other", "2/2")
+    assert refused.exit_code == 1 and "holds parts of another run (model: " in refused.output
+
+
+def test_parts_of_a_release_whose_record_names_too_little_are_refused(tmp_path):
+    out = tmp_path / "out.npz"
+    with pytest.raises(KeyboardInterrupt):
+        over_rows(numbers(), 10, stopped_in(5), Parts(out, {"model": "a"}))
+    record = tmp_path / "out.npz.parts" / "run.json"
+    content = json.loads(record.read_text())
+    del content["record"]  # as before 2
+    record.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="parts that another release of lrrn wrote, which cannot be continued") as error:
+        over_rows(numbers(), 10, twice, Parts(out, {"model": "a"}))
+    assert "Remove the folder, or write to another file" in str(error.value) and not out.exists()
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------

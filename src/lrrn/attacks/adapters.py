@@ -8,6 +8,7 @@ import warnings
 from typing import Any, Protocol, final
 
 import torch
+from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
 from lrrn.attacks.slopes import Slopes
@@ -47,6 +48,7 @@ class Scores(nn.Module):
         if isinstance(model, LRRN):
             net, offset, scale = model, torch.zeros(()), torch.ones(())
         else:
+            _check_fitted(model)
             if model.objective == "class_energy":
                 raise ValueError("objective 'class_energy' predicts by energies, not by the outputs this adapter shows")
             net, offset, scale = model.network_, torch.as_tensor(model.offset_in_), torch.as_tensor(model.scale_in_)
@@ -69,6 +71,15 @@ class Scores(nn.Module):
             self._slopes = Slopes(self.net)  # what depends on the weights alone is computed once
         scores: Tensor = _Scores.apply((flat - self.offset) / self.scale, self._slopes)
         return scores.to(x.dtype)
+
+
+def _check_fitted(model: Any) -> None:
+    if hasattr(model, "network_"):
+        return
+    kind = type(model).__name__
+    if hasattr(model, "fit"):
+        raise NotFittedError(f"this {kind} is not fitted yet; call fit first")
+    raise TypeError(f"model must be an lrrn.LRRN or a fitted LRRNClassifier; got {kind}")
 
 
 @final

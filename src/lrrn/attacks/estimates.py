@@ -7,9 +7,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from lrrn.attacks.inputs import checked_inputs
 from lrrn.attacks.slopes import Slopes, jacobian, normalised
 from lrrn.network import LRRN
-from lrrn.network.checks import vectors
 from lrrn.qp import row_norms
 from lrrn.runtime.threads import blas_threads
 
@@ -79,10 +79,10 @@ def empirical_lipschitz(net: LRRN, x: Tensor, *, steps: int = 20, seed: int = 0)
     """
     if steps < 0:
         raise ValueError(f"steps must be at least 0; got {steps}")
+    x = checked_inputs(net, x, modules=False)
     if len(x) == 0:
         raise ValueError("the ascent needs at least one input to start from; x is empty")
-    net.infer(x[:1])  # raises for an invalid input
-    x = vectors(x, net.image_shape).to(device=net.W[0].device, dtype=torch.float64)
+    x = x.to(device=net.W[0].device, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad(), blas_threads(1):
         slopes = Slopes(net)

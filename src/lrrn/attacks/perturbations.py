@@ -13,6 +13,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from lrrn.attacks.inputs import checked_inputs
 from lrrn.attacks.slopes import nearest_rivals, surface
 from lrrn.attacks.walker import LOST, Walker
 from lrrn.network import LRRN
@@ -238,18 +239,29 @@ def _confirmed(walker: Walker, x: Tensor, found: Tensor, label: Tensor, reach: T
 
 
 def _checked_reach(eps: float | Tensor, x: Tensor) -> Tensor:
-    reach = torch.as_tensor(eps, dtype=torch.float64, device=x.device).expand(len(x))
+    reach = torch.as_tensor(eps, dtype=torch.float64, device=x.device)
+    if tuple(reach.shape) not in ((), (1,), (len(x),)):
+        raise ValueError(f"eps must be a number, or {len(x)} of them, one for each row of x; got shape {tuple(reach.shape)}")
+    reach = reach.expand(len(x))
     if not bool((reach >= 0).all() and reach.isfinite().all()):
         raise ValueError(f"eps must be finite and at least 0; got {eps}")
     return reach
 
 
+def _checked_end(end: float | Tensor, net: nn.Module, x: Tensor) -> Tensor:
+    """Return one end of clip, flattened as x was, with a number for every feature."""
+    end = torch.as_tensor(end, dtype=torch.float64, device=x.device)
+    end = vectors(end, net.image_shape) if isinstance(net, LRRN) else end
+    if tuple(end.shape) not in ((), (1,), (x.shape[1],)):
+        raise ValueError(
+            f"an end of clip must be a number, or {x.shape[1]} of them, one for each feature of x; got shape {tuple(end.shape)}"
+        )
+    return end.expand(x.shape[1])
+
+
 def _checked(net: nn.Module, x: Tensor, label: Tensor, clip: Clip | None) -> tuple[Walker, Tensor, Tensor]:
     """Check the arguments common to all attacks and move them to the network's device."""
-    if not isinstance(net, nn.Module):
-        hint = "; attack its network_" if hasattr(net, "network_") else ""
-        raise TypeError(f"net must be an lrrn.LRRN or another torch module; got {type(net).__name__}{hint}")
-    x = vectors(x, net.image_shape) if isinstance(net, LRRN) else x
+    x = checked_inputs(net, x)
     of = surface(net, x.shape[-1])
     k = of.n_outputs
     if k < 2:
@@ -263,7 +275,7 @@ def _checked(net: nn.Module, x: Tensor, label: Tensor, clip: Clip | None) -> tup
         raise ValueError(f"label must hold output numbers from 0 to {k - 1}; got {int(label.min())} to {int(label.max())}")
     if clip is None:
         return Walker(of, None), x, label
-    lo, hi = (torch.as_tensor(end, dtype=torch.float64, device=x.device).expand(x.shape[1]) for end in clip)
+    lo, hi = (_checked_end(end, net, x) for end in clip)
     outside = ((x < lo) | (x > hi)).any(-1)
     if bool(outside.any()):
         raise ValueError(f"row {int(outside.nonzero()[0])} of x lies outside of clip; clip must hold the inputs themselves")

@@ -60,7 +60,7 @@ def evaluate(
     drop: Drop = None,
     delimiter: Delimiter = None,
     root: Root = None,
-    split: Split = "test",
+    split: Split = None,
     eps: Eps = None,
     image: ImageShape = None,
     samples: Samples = None,
@@ -96,7 +96,7 @@ def certify(
     drop: Drop = None,
     delimiter: Delimiter = None,
     root: Root = None,
-    split: Split = "test",
+    split: Split = None,
     eps: Eps = None,
     limit: Limit = None,
     method: Method = "auto",
@@ -137,13 +137,11 @@ def certify(
 
     advice = None if samples else "nothing was kept; with --samples FILE the same command continues where it was stopped"
     with errors_explained(advice=advice), joined(where) as ranks:
-        fitted, rows = load_fitted(model, source, device, limit)
+        fitted, rows = load_fitted(model, source, device, limit, method=method)
         way = (Share(*share), None if json_file == STDOUT else "certifying")
         # nothing here is random; --seed exists so that scripts can pass it to every command
         result: audit.Audit | intervals.Intervals
         if isinstance(last_of(fitted), LRRNRegressor):
-            if method != "auto":
-                raise typer.BadParameter(f"--method is for classifiers; {model} holds a regressor")
             result = intervals.certify(model.name, fitted, rows, sizes, samples, *way)
         else:
             result = audit.certify(model.name, fitted, rows, None, sizes, method, samples, *way)
@@ -165,7 +163,7 @@ def attack(
     drop: Drop = None,
     delimiter: Delimiter = None,
     root: Root = None,
-    split: Split = "test",
+    split: Split = None,
     eps: Eps = None,
     limit: Annotated[int, typer.Option(help="Number of samples, from the first on.", min=1)] = 1000,
     method: Method = "auto",

@@ -21,7 +21,8 @@ def export(
     lower: Annotated[str, typer.Option(help=f"Lower end of the inputs, {END}")],
     upper: Annotated[str, typer.Option(help=f"Upper end of the inputs, {END}")],
     error: Annotated[
-        float | None, typer.Option(help="Largest error of an output to allow; as small as is worth it if not given.")
+        float | None,
+        typer.Option(help="Largest error of an output to allow; default: the smallest that needs few more iterations."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Type to compute in: float32 or float64.")] = "float32",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists already.")] = False,

@@ -125,13 +125,13 @@ class DataSource:
     data : str
         Name or file.
     split, root
-        Of a named data set.
+        Of a named data set; the split is "test" if not given.
     target, drop, delimiter
         Of a file; see :func:`lrrn.datasets.open_table`.
     """
 
     data: str
-    split: str = "test"
+    split: str | None = None
     root: Path | None = None
     target: str | None = None
     drop: Sequence[str] | None = None
@@ -143,15 +143,17 @@ class DataSource:
         from lrrn.datasets.tables import check_delimiter
 
         if self.data in datasets.NAMES:
-            for option, given in (("--drop", self.drop), ("--delimiter", self.delimiter)):
+            for option, given in (("--target", self.target), ("--drop", self.drop), ("--delimiter", self.delimiter)):
                 if given:
                     raise typer.BadParameter(f"{option} is for tables in files; {self.data} is a named data set")
             known = (*datasets.FILES, datasets.PREFIX) if self.data == "kmnist" else tuple(datasets.FILES)
-            one_of(self.split, "--split", known)
+            one_of(self._split, "--split", known)
             return
         if Path(self.data).suffix.lower() not in datasets.TABLES:
             kinds = f"{', '.join(datasets.TABLES[:-1])} or {datasets.TABLES[-1]}"
             raise typer.BadParameter(f"unknown data {self.data!r}; use one of {', '.join(datasets.NAMES)}, or a {kinds} file")
+        if self.split is not None:
+            raise typer.BadParameter(f"--split is for named data sets; {self.data} is a file")
         try:
             check_delimiter(self._character)
         except datasets.DataError as error:
@@ -167,6 +169,10 @@ class DataSource:
         return self.data in datasets.NAMES
 
     @property
+    def _split(self) -> str:
+        return "test" if self.split is None else self.split
+
+    @property
     def _character(self) -> str | None:
         return "\t" if self.delimiter in ("tab", "\\t") else self.delimiter
 
@@ -176,7 +182,7 @@ class DataSource:
         from lrrn.datasets.rows import ArrayRows
 
         if self.is_named:
-            return ArrayRows(*datasets.load(self.data, self.split, self.root), self.data)
+            return ArrayRows(*datasets.load(self.data, self._split, self.root), self.data)
         options: dict[str, Any] = {"features": features, "drop": self.drop or (), "delimiter": self._character}
         return datasets.open_table(self.data, self.target, **options)
 
@@ -190,12 +196,15 @@ def train_and_test(
     """
     from lrrn import datasets
     from lrrn.datasets.tables import with_labels
+    from lrrn.reports.targets import check_quantities
 
     if source.is_named:
         train, test = (datasets.load(source.data, split, source.root) for split in ("train", "test"))
         return train, test, None
     rows = source.open()
     rows = with_labels(rows) if kind is Kind.classifier else rows
+    if kind is Kind.regressor:
+        check_quantities(rows)
     X, y = rows.everything()
     if y is None and kind is not Kind.energy:
         raise datasets.DataError(f"{source.data} has no targets, which a {kind} needs; --model energy learns without")
@@ -260,11 +269,12 @@ def check_model(path: Path) -> None:
 
 
 def load_fitted(
-    path: Path, source: DataSource, device: str, limit: int | None = None, compared: bool = True
+    path: Path, source: DataSource, device: str, limit: int | None = None, compared: bool = True, method: str = "auto"
 ) -> tuple[Model, Rows]:
     """Load a fitted estimator or Pipeline and open the first samples of data that fit it; columns are matched by name.
 
-    ``compared`` says whether targets will be compared with predictions, so that a classifier's must be labels.
+    ``compared`` says whether targets will be compared with predictions, so that a classifier's must be labels. ``method`` is
+    that of certificates, refused before data are read if the model has no use for it.
     """
     from lrrn.datasets.tables import with_labels
     from lrrn.estimators import LRRNClassifier
@@ -277,6 +287,7 @@ def load_fitted(
     if isinstance(loaded, LRRN):
         raise typer.BadParameter(f"{path} holds a bare network; save a fitted estimator to evaluate it")
     fitted = loaded if isinstance(loaded, LiftedEstimator) else PipelineModel(loaded)
+    _check_method(path, fitted, method)
     names = getattr(loaded, "feature_names_in_", None)
     rows = source.open(fitted.n_features_in_ if names is None else names.tolist())
     if rows.n_features != fitted.n_features_in_:
@@ -286,6 +297,17 @@ def load_fitted(
     if compared and isinstance(last_of(fitted), LRRNClassifier):
         rows = with_labels(rows)
     return fitted, rows.first(limit)
+
+
+def _check_method(path: Path, fitted: Model, method: str) -> None:
+    """Refuse a --method that the model of a file has no use for."""
+    from lrrn.estimators import LRRNEnergyModel, LRRNRegressor
+    from lrrn.reports.pipelines import last_of
+
+    if isinstance(last_of(fitted), LRRNRegressor) and method != "auto":
+        raise typer.BadParameter(f"--method is for classifiers; {path} holds a regressor")
+    if isinstance(last_of(fitted), LRRNEnergyModel) and method not in ("auto", "energy"):
+        raise typer.BadParameter(f"--method: an energy model has one method, 'energy'; got {method!r}")
 
 
 def load_classifier(path: Path, source: DataSource, device: str, limit: int | None) -> tuple[LRRNClassifier, Rows]:

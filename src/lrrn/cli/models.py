@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lrrn.cli.inputs import device_name
 from lrrn.cli.options import Device, JsonFile, Root, Seed
 from lrrn.cli.output import console, errors_explained, show_table, writable, write_json
 
@@ -13,6 +14,8 @@ from lrrn.cli.output import console, errors_explained, show_table, writable, wri
 def models(seed: Seed = 0, device: Device = "auto", json_file: JsonFile = None) -> None:
     """List the models that ship with the package: commands and lrrn.load take their names where they take a file."""
     json_file = writable(json_file)
+    if device not in ("auto", "cpu"):  # which need no look at this machine
+        device_name(device)
     del seed, device  # nothing is random or computed here; they exist so that scripts can pass them to every command
 
     from lrrn.persistence.shipped import shipped_models
@@ -47,7 +50,7 @@ def verify(
     device: Annotated[str, typer.Option(help="Where to compute: cpu. Proofs are verified on the CPU.")] = "cpu",
     json_file: JsonFile = None,
 ) -> None:
-    """Certify and attack test images anew on this machine and compare with what was published; exit with 1 if it fails."""
+    """Certify and attack test images again on this machine and compare with what was published; exit with 1 if it fails."""
     json_file = writable(json_file)
     if device not in ("cpu", "auto"):
         raise typer.BadParameter(f"proofs are verified on the CPU; got --device {device}")

@@ -22,7 +22,9 @@ class Kind(StrEnum):
     energy = "energy"
 
 
-Seed = Annotated[int, typer.Option(help="Seed of all random numbers.")]
+LARGEST_SEED = 2**32 - 1
+"""NumPy and scikit-learn take no larger one."""
+Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0, max=LARGEST_SEED)]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")]
 JsonFile = Annotated[
     Path | None,
@@ -54,7 +56,7 @@ Delimiter = Annotated[
 Root = Annotated[
     Path | None, typer.Option("--data", "--root", help="Folder of the MNIST family and of CIFAR-10; LRRN_DATA if not given.")
 ]
-Split = Annotated[str, typer.Option(help="Split of a named data set: train or test.")]
+Split = Annotated[str | None, typer.Option(help="Split of a named data set: train or test; test if not given.")]
 Limit = Annotated[int | None, typer.Option(help="Number of samples, from the first on; all if not given.", min=1)]
 ImageShape = Annotated[
     str | None,

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 console = Console(markup=False, emoji=False)
 STDOUT = Path("-")
 """The name of a file that means standard output."""
+AS_OPTIONS = {
+    "standardize=True": "--standardize common",
+    "standardize='features'": "--standardize features",
+    "max_seconds=": "--max-seconds ",
+    "Raise max_seconds, or lower epochs": "Raise --max-seconds, or lower --epochs",
+}
+"""What warnings of the library advise, and the options that do it."""
 
 
 def make_way(json_file: Path | None) -> Path | None:
@@ -62,6 +69,14 @@ def errors_explained(checkpoint: Path | None = None, advice: str | None = None) 
             raise
         typer.echo(f"Error: not enough memory ({error}); take a smaller --hidden-sizes or --batch-size, or less data", err=True)
         raise typer.Exit(1) from error
+
+
+def warning_line(message: Warning | str, *_: Any, **__: Any) -> str:
+    """Return a warning as a line for a reader who wrote no Python: without its place in a source, and with options."""
+    text = str(message)
+    for argument, option in AS_OPTIONS.items():
+        text = text.replace(argument, option)
+    return f"Warning: {text}\n"
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def predict(
     drop: Drop = None,
     delimiter: Delimiter = None,
     root: Root = None,
-    split: Split = "test",
+    split: Split = None,
     limit: Limit = None,
     seed: Seed = 0,
     device: Device = "auto",
@@ -56,6 +56,8 @@ def predict(
     sizes, method = perturbation_sizes(eps), method_name(method)
     if sizes is not None and len(sizes) != 1:
         raise typer.BadParameter(f"--eps should be one size here; got {eps}")
+    if method != "auto" and not radius:
+        raise typer.BadParameter(f"--method says how radii are certified; got --method {method} without --radius")
     source = DataSource(data, split, root, target, drop, delimiter)
     json_file, output = writable(json_file), None if output == STDOUT else writable(output)
     check_distinct((model, data, target), output, json_file)
@@ -68,7 +70,7 @@ def predict(
     from lrrn.runtime.ranks import joined
 
     with errors_explained(), joined(where) as ranks:
-        fitted, rows = load_fitted(model, source, device, limit, compared=False)
+        fitted, rows = load_fitted(model, source, device, limit, compared=False, method=method)
         # nothing here is random; --seed exists so that scripts can pass it to every command
         columns = flattened(predictions.predict(fitted, rows, radius, None if sizes is None else sizes[0], method))
     if ranks.is_main:

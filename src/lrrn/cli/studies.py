@@ -46,7 +46,11 @@ def reproduce(
     json_file = writable(json_file)
 
     from lrrn.studies.common.report import summary
+    from lrrn.studies.paper import ITEMS
     from lrrn.studies.paper import reproduce as run
+
+    if item not in ITEMS:
+        raise typer.BadParameter(f"there is no {item!r} to reproduce; use one of {', '.join(ITEMS)}")
 
     with errors_explained():
         options: dict[str, Any] = {"root": root, "seed": seed, "device": device_name(device), "download": download}
@@ -104,10 +108,13 @@ def record(
     """Train, certify and attack wide networks and baselines on one data set. If interrupted, the same command continues."""
     json_file = writable(json_file)
 
+    from lrrn.studies.record.data import NAMES
     from lrrn.studies.record.record import Options
     from lrrn.studies.record.record import record as run
     from lrrn.studies.record.stages import USUAL
 
+    if dataset not in NAMES:
+        raise typer.BadParameter(f"there is no record on {dataset!r}; use one of {', '.join(NAMES)}")
     output = output or Path("out/record") / (dataset + "-validation" * validation)
     options: dict[str, Any] = {"quick": quick, "jobs": jobs, "root": root, "download": download, "report_only": report_only}
     options |= {"rows": None if rows is None else rows.split(","), "stages": USUAL if stages is None else stages.split(",")}

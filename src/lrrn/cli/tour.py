@@ -61,19 +61,22 @@ def explore(
     with errors_explained():
         check_installed()
         json_file, shape = writable(json_file), None if image is None else sides_of(image)
-        source = None if samples is None else DataSource(samples, "test", root, target)
+        source = None if samples is None else DataSource(samples, None, root, target)
+        if model is None and (samples is not None or image is not None):
+            raise typer.BadParameter("--samples and --image are for a model of yours; give a MODEL, or leave them out")
+        if target is not None and samples is None:
+            raise typer.BadParameter("--target is for a table that --samples names; give --samples, or leave it out")
         if model is not None:
             check_model(model)
         where = device_name(device)
 
-        from lrrn.datasets.tables import with_labels
         from lrrn.explore.gallery import Gallery
         from lrrn.explore.launch import run
         from lrrn.explore.opening import MOST_SAMPLES
 
         data = None
-        if source is not None:
-            rows = with_labels(source.open()) if model is None else load_fitted(model, source, device)[1]
+        if source is not None and model is not None:
+            rows = load_fitted(model, source, device)[1]
             data = Gallery(source.data, *rows.first(MOST_SAMPLES).everything())
         elif model is not None and not model.is_file():
             data = _published_images(str(model), root)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from lrrn.cli.inputs import DataSource, device_name, image_shape, one_size, sides_of, train_and_test
-from lrrn.cli.options import Delimiter, Device, Drop, ImageShape, JsonFile, Kind, PageFile, Root, Source, Target
-from lrrn.cli.output import arguments_checked, check_distinct, console, errors_explained, publish, writable
+from lrrn.cli.options import LARGEST_SEED, Delimiter, Device, Drop, ImageShape, JsonFile, Kind, PageFile, Root, Source, Target
+from lrrn.cli.output import STDOUT, arguments_checked, check_distinct, console, errors_explained, publish, writable
 from lrrn.cli.parameters import convolutions, parsed, with_parameters
 
 
@@ -44,7 +44,9 @@ def train(
             "may be given several times."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", "--random-state", help="Seed of all random numbers.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", "--random-state", help="Seed of all random numbers.", min=0, max=LARGEST_SEED)
+    ] = 0,
     device: Device = "auto",
     json_file: JsonFile = None,
     page: PageFile = None,
@@ -62,6 +64,9 @@ def train(
     layers = convolutions(conv)
     if resume and checkpoint is None:
         raise typer.BadParameter("--resume needs --checkpoint to name the file to continue from")
+    for option, path in (("--output", output), ("--checkpoint", checkpoint), ("--log", log)):
+        if path == STDOUT:
+            raise typer.BadParameter(f"{option} should be the name of a file; it cannot go to standard output")
     json_file, page, output = writable(json_file), writable(page), writable(output)
     check_distinct((data, target), output, checkpoint, log, json_file, page)
     if output.exists() and not (overwrite or resume):
@@ -71,7 +76,7 @@ def train(
             f"{checkpoint} exists already and holds the state of a run; --resume continues it, --overwrite replaces it, or "
             "give another --checkpoint"
         )
-    source = DataSource(data, "train", root, target, drop, delimiter)
+    source = DataSource(data, None, root, target, drop, delimiter)
     where = device_name(device)
 
     import time

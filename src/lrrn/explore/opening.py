@@ -145,7 +145,7 @@ def _explorable(path: Path, model: LRRN | LiftedEstimator) -> Explorable:
         raise ValueError(f"{path} holds a bare network; save a fitted classifier or energy model to explore it")
     raise ValueError(
         f"{path} holds a {type(model).__name__}, which predicts numbers from tables; the explorer shows classifiers and energy "
-        "models of images. See predict_interval, or lrrn evaluate, for what it is worth"
+        "models of images. See predict_interval, or lrrn evaluate, to evaluate it"
     )
 
 

@@ -78,7 +78,7 @@ class Session:
     def obstacles(self) -> dict[str, str | None]:
         """For each optional part of the page, the reason why the model does not support it; None where it does."""
         if isinstance(self.model, LRRNEnergyModel):
-            reason = "An energy model has no labels: it tells in-distribution inputs from out-of-distribution ones."
+            reason = "An energy model has no labels: it separates in-distribution from out-of-distribution inputs."
             return {"scores": reason, "attack": reason, "clamp": reason, "local": reason}
         by_energy = self.model.objective == "class_energy"
         attack = (

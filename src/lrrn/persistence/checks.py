@@ -18,6 +18,8 @@ NOT_SAVED = ("callbacks", "checkpoint", "log", "resume")
 """Parameters that belong to a run or a machine, not to a model."""
 ATTRIBUTES = ("chosen_", "classes_", "feature_names_in_", "n_features_in_", "history_", "offset_", "offset_in_", "scale_in_")
 ATTRIBUTES_OUT = ("offset_out_", "scale_out_", "_single", "_n_features_out", "_seed")
+NOT_DECIDING = ("history_", "feature_names_in_")
+"""Attributes that change no result: a record of the fit with its times, and the names by which columns are found."""
 
 REQUIRED = ("n_features_in_", "history_", "offset_in_", "scale_in_", "_seed")
 REQUIRED_OF = {
@@ -33,10 +35,10 @@ Fits = dict[str, tuple[bool, str]]
 
 def check_names(kind: str, parameters: dict[str, Any], attributes: dict[str, Any]) -> None:
     """Raise KeyError if a file has parameters or attributes that a model must not have, or lacks required ones."""
-    strange = {*NOT_SAVED} & {*parameters} | {*attributes} - {*ATTRIBUTES, *ATTRIBUTES_OUT}
+    unexpected = {*NOT_SAVED} & {*parameters} | {*attributes} - {*ATTRIBUTES, *ATTRIBUTES_OUT}
     missing = {*REQUIRED, *REQUIRED_OF[kind]} - {*attributes}
-    if strange or missing:
-        raise KeyError(", ".join(sorted(strange | missing)))
+    if unexpected or missing:
+        raise KeyError(", ".join(sorted(unexpected | missing)))
 
 
 def check_values(estimator: LiftedEstimator) -> None:

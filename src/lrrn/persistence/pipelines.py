@@ -97,9 +97,9 @@ def _step(header: dict[str, Any], arrays: dict[str, Any]) -> Any:
     """Make one step; raise if its header or its arrays are not those of such a step."""
     kind, parameters, values = header["class"], restored(header["parameters"]), restored(header["values"])
     step = AFFINE[kind](**parameters)
-    strange = {*arrays} - {*ARRAYS[kind]} | {*values} - {*VALUES}
-    if strange:
-        raise KeyError(", ".join(sorted(strange)))
+    unexpected = {*arrays} - {*ARRAYS[kind]} | {*values} - {*VALUES}
+    if unexpected:
+        raise KeyError(", ".join(sorted(unexpected)))
     if any(not isinstance(parameters[flag], bool) for flag in FLAGS if flag in parameters) or parameters.get("clip"):
         raise ValueError(f"parameters of a {kind} are {parameters}")
     if any(array.dtype.kind != "f" or not np.isfinite(array).all() for array in arrays.values()):

@@ -19,7 +19,16 @@ from lrrn.estimators.affine import split
 from lrrn.network import LRRN, Conv
 from lrrn.network.layers import Architecture, checked_architecture, layer_shapes
 from lrrn.persistence import pipelines
-from lrrn.persistence.checks import ATTRIBUTES, ATTRIBUTES_OUT, NOT_SAVED, check_names, check_network, check_values, remedy
+from lrrn.persistence.checks import (
+    ATTRIBUTES,
+    ATTRIBUTES_OUT,
+    NOT_DECIDING,
+    NOT_SAVED,
+    check_names,
+    check_network,
+    check_values,
+    remedy,
+)
 from lrrn.persistence.reference import PREFIX, Reference
 from lrrn.persistence.shipped import located
 from lrrn.persistence.values import MISFIT, Unfit, json_values, plain, restored
@@ -68,7 +77,9 @@ def save(model: LRRN | LiftedEstimator | Pipeline, path: str | os.PathLike[str],
 def _contents(model: Any, reference: Reference | None) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     """Return the kind, the tensors and the header of a file."""
     if isinstance(model, LRRN):
-        return "network", dict(model.state_dict()), _structure(model)
+        structure = _structure(model)
+        check_network(structure)
+        return "network", dict(model.state_dict()), structure
     if not isinstance(model, Pipeline):
         return _packed(model, reference)
     steps, last = split(model)
@@ -96,6 +107,22 @@ def _check_loadable(kind: str, tensors: dict[str, Tensor], header: dict[str, Any
 
 def _packed(model: LiftedEstimator, reference: Reference | None) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     """Return the kind, the tensors and the header of a fitted estimator."""
+    kind, tensors, parts = _parts(model)
+    advice = partial(remedy, model)
+    header = {
+        "parameters": json_values(parts["parameters"], advice),
+        "attributes": json_values(parts["attributes"], advice),
+        "network": parts["network"],
+    }
+    check_network(header["network"])
+    if reference is not None:
+        more, header["reference"] = reference.pack()
+        tensors |= more
+    return kind, tensors, header
+
+
+def _parts(model: LiftedEstimator) -> tuple[str, dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Return the kind of a fitted estimator, its tensors, and its parameters, attributes and structure by name."""
     kind = next((kind for kind, cls in ESTIMATORS.items() if isinstance(model, cls)), None)
     if kind is None:
         raise TypeError(f"can save a network, one of lrrn's estimators or a Pipeline with one; got {type(model).__name__}")
@@ -105,17 +132,23 @@ def _packed(model: LiftedEstimator, reference: Reference | None) -> tuple[str, d
     if not isinstance(parameters["random_state"], int | np.integer | None):
         parameters["random_state"] = None
     attributes = {name: getattr(model, name) for name in (*ATTRIBUTES, *ATTRIBUTES_OUT) if hasattr(model, name)}
-    advice = partial(remedy, model)
-    header = {
-        "parameters": json_values(parameters, advice),
-        "attributes": json_values(attributes, advice),
-        "network": _structure(model.network_),
-    }
-    tensors = dict(model.network_.state_dict())
-    if reference is not None:
-        more, header["reference"] = reference.pack()
-        tensors |= more
-    return kind, tensors, header
+    parts = {"parameters": parameters, "attributes": attributes, "network": _structure(model.network_)}
+    return kind, dict(model.network_.state_dict()), parts
+
+
+def deciding(model: LiftedEstimator | Pipeline) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the values that decide what a fitted model computes: all that :func:`save` writes but the history.
+
+    Values need not be such that they can be saved.
+    """
+    if isinstance(model, Pipeline):
+        steps, last = split(model)
+        tensors, values = deciding(last)
+        more, packed = pipelines.pack(steps)
+        return tensors | more, {**values, "steps": packed}
+    _, tensors, parts = _parts(model)
+    attributes = {name: value for name, value in parts["attributes"].items() if name not in NOT_DECIDING}
+    return tensors, {"class": type(model).__name__, **parts, "attributes": attributes}
 
 
 def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> LRRN | LiftedEstimator | Pipeline:
@@ -211,7 +244,7 @@ def _reference(tensors: dict[str, Tensor], header: dict[str, Any]) -> Reference:
 
 
 def _structure(net: LRRN) -> dict[str, Any]:
-    structure = {
+    return {
         "sizes": [plain(size) if isinstance(size, Conv) else size for size in net.architecture],
         "beta": list(net.beta),
         "gamma": net.gamma,
@@ -223,8 +256,6 @@ def _structure(net: LRRN) -> dict[str, Any]:
         "tol": plain(net.tol),
         "max_sweeps": plain(net.max_sweeps),
     }
-    check_network(structure)
-    return structure
 
 
 def _architecture(structure: dict[str, Any]) -> Architecture:

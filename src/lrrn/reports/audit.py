@@ -185,8 +185,9 @@ def certify(
     work = partial(_certified_chunk, model, method)
     last = last_of(model)
     chosen = last._chosen_method(method) if isinstance(last, LRRNClassifier) else method
-    run = {"model": identity_of(model), "method": method, "guarantee": GUARANTEE, "as": "certify"}
-    parts = None if samples is None else Parts(samples, run)
+    parts = None
+    if samples is not None:
+        parts = Parts(samples, {"model": identity_of(model), "method": method, "guarantee": GUARANTEE, "as": "certify"})
     columns = over_rows(rows, _chunk_rows(model, chosen), work, parts, share, progress)
     seconds = time.perf_counter() - start
     sizes, norm = sizes_for(model, eps), model._norm(None)

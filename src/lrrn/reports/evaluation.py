@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,7 @@ from lrrn.reports.images import image_shape_of, mirrored, show_filters
 from lrrn.reports.page import Page
 from lrrn.reports.pipelines import PipelineModel, identity_of, last_of
 from lrrn.reports.scoring import Parts, over_rows
+from lrrn.reports.targets import check_quantities
 
 Array = NDArray[Any]
 Model = LRRNClassifier | LRRNRegressor | LRRNEnergyModel | PipelineModel
@@ -38,7 +40,8 @@ MEANINGS = {
     "certified accuracy": "proven: share of the samples that are right under every perturbation of this norm",
     "certified half-width": "proven: the most that predictions move under any perturbation of this norm, on average",
     "norm of perturbations": "scaled: every feature is divided by its standard deviation first",
-    "AUROC of energy, mirrored": "how well the energy tells mirrored images from the samples: 1 is perfectly, 0.5 is chance",
+    "AUROC of energy, mirrored": "how well the energy separates mirrored images from the samples: 1 is perfectly, "
+    "0.5 is chance",
     "AUROC of energy, Gaussian": "the same for draws from a Gaussian with the mean and covariance of the data",
     "training": "time of the fit",
 }
@@ -146,11 +149,15 @@ def evaluate(
     rows = X if isinstance(X, Rows) else ArrayRows(np.asanyarray(X), None if y is None else np.asarray(y))
     if isinstance(last_of(model), LRRNClassifier):
         rows = with_labels(rows)
+    if isinstance(last_of(model), LRRNRegressor):
+        check_quantities(rows, model.network_.sizes[-1])
     sizes = sizes_for(model, eps)
     shape = image_shape_of(model, image_shape)
-    # what identifies a run, so that it does not resume from the parts of another one
-    run = {"model": identity_of(model), "sizes": list(sizes), "seed": seed, "as": "evaluate"}
-    parts = None if samples is None else Parts(samples, run)
+    parts = None
+    if samples is not None:
+        # what identifies a run, so that it does not resume from the parts of another one
+        run = {"model": identity_of(model), "sizes": list(sizes), "seed": seed, "as": "evaluate"}
+        parts = Parts(samples, run)
     work = partial(_score_chunk, model, sizes, rows.has_targets or samples is not None)
     columns = over_rows(rows, model.chunk_rows_, work, parts)
     score, radii, certified, half_width = _scored(model, sizes, rows.has_targets, columns)
@@ -172,6 +179,7 @@ def _scored(
     """Return the score, the radii, certified accuracies and half-widths by perturbation size; see :class:`Evaluation`."""
     score, radii, certified, half_width = None, None, dict[float, float](), dict[float, float]()
     if isinstance(last_of(model), LRRNClassifier) and has_targets:
+        _warn_of_targets(model, columns["target"])
         right = columns["prediction"] == columns["target"]
         score, radii = float(np.mean(right)), np.where(right, columns["radius"], 0.0)
         certified = {size: float(np.mean(radii > size)) for size in sizes}
@@ -180,6 +188,18 @@ def _scored(
         for size in sizes:
             half_width[size] = float(np.mean(columns[f"upper {size}"] - columns[f"lower {size}"]) / 2)
     return score, radii, certified, half_width
+
+
+def _warn_of_targets(model: Any, targets: Array) -> None:
+    """Warn of targets none of which is a label of the model, such as quantities: the accuracy is then 0."""
+    if not np.isin(targets, model.classes_).any():
+        here, there = (labels[:1].tolist()[0] for labels in (targets, model.classes_))
+        warnings.warn(
+            f"no target of the data is one of the model's labels: the data has such as {here!r} and the model such as "
+            f"{there!r}, so that every prediction counts as wrong; if it is not the target, choose another",
+            UserWarning,
+            stacklevel=4,  # the line that calls evaluate
+        )
 
 
 def _score_chunk(model: Any, sizes: Sequence[float], predict: bool, X: Array, y: Array | None, _: int) -> dict[str, Array]:

@@ -102,8 +102,9 @@ def certify(
             columns |= {f"lower {size}": lower, f"upper {size}": upper}
         return columns
 
-    run = {"model": identity_of(model), "sizes": list(sizes), "as": "certify"}
-    parts = None if samples is None else Parts(samples, run)
+    parts = None
+    if samples is not None:
+        parts = Parts(samples, {"model": identity_of(model), "sizes": list(sizes), "as": "certify"})
     columns = over_rows(rows, model.chunk_rows_, work, parts, share, progress)
     ends = {size: (columns[f"lower {size}"], columns[f"upper {size}"]) for size in sizes}
     return Intervals(name, columns["prediction"], ends, time.perf_counter() - start, model._norm(None))

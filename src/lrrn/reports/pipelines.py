@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any, final
 
 import numpy as np
-import torch
 from sklearn.pipeline import Pipeline
 
 from lrrn.bounds import LipschitzBound
 from lrrn.estimators import LRRNRegressor, certify_pipeline
 from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.affine import AffineChain, AffineMap, split
+from lrrn.persistence.serialization import deciding
+from lrrn.persistence.values import plain
 
 
 @final
@@ -91,15 +93,9 @@ def last_of(model: Any) -> LiftedEstimator:
 
 
 def identity_of(model: Any) -> str:
-    """Return a hash of what a model computes: parameters, structure, scaling, and the steps of a Pipeline."""
-    maps = [AffineMap.of(step) for _, step in model.steps] if isinstance(model, PipelineModel) else []
-    arrays = [torch.as_tensor(array) for one in maps for array in (one.matrix, one.offset)]
-    last, net = last_of(model), model.network_
-    scaling = [torch.as_tensor(np.atleast_1d(array)) for array in (last.offset_in_, last.scale_in_)]
-    tensors = [*net.parameters(), *scaling, *arrays]
-    facts = [type(last).__name__, net.architecture, net.beta, net.gamma, net.intervals, last.max_sweeps]
-    facts += [np.asarray(getattr(last, name, None)).tolist() for name in ("objective", "classes_", "offset_")]
-    digest = hashlib.blake2b(repr(facts).encode(), digest_size=16)
-    for tensor in tensors:
-        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode() + tensor.detach().cpu().numpy().tobytes())
+    """Return a hash of all that decides what a model computes; models that differ in any of it are taken for different ones."""
+    tensors, values = deciding(model.pipeline if isinstance(model, PipelineModel) else model)
+    digest = hashlib.blake2b(json.dumps(plain(values), default=repr).encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + tensor.detach().cpu().numpy().tobytes())
     return digest.hexdigest()

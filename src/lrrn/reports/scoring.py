@@ -39,6 +39,8 @@ Work = Callable[[Array, Array | None, int], Columns]
 PART_CHUNKS, PART_SECONDS = 64, 30.0
 """Largest number of chunks in a part, and seconds after which a part is written if its chunk ends later."""
 SUFFIXES = (".npz", ".parquet")
+RECORD = 2
+"""Version of the record of a run. That of the first did not tell all models apart, so its parts are not continued."""
 
 
 @final
@@ -150,11 +152,11 @@ def _checked(rows: Rows, chunks: range, size: int, stamped: bool) -> str:
                     digests.append(_digest(X, y))
     except DataError as found:
         error = found
-    told = ranks.current().gather((error, digests))
-    for found_there, _ in told:
+    shared = ranks.current().gather((error, digests))
+    for found_there, _ in shared:
         if found_there is not None:
             raise found_there
-    return hashlib.blake2b(b"".join(one for _, there in told for one in there), digest_size=16).hexdigest()
+    return hashlib.blake2b(b"".join(one for _, there in shared for one in there), digest_size=16).hexdigest()
 
 
 def _digest(X: Array, y: Array | None) -> bytes:
@@ -203,7 +205,7 @@ class Parts:
 
         ``size`` is the number of rows in a chunk, and ``data`` identifies the rows.
         """
-        self._size, run = size, {**self._run, **data, "chunk": size}
+        self._size, run = size, {**self._run, **data, "chunk": size, "record": RECORD}
         team, record = ranks.current(), self.folder / "run.json"
         team.check_same("samples or settings", run)
 
@@ -221,6 +223,11 @@ class Parts:
         return team.on_main(prepare)
 
     def _check_run(self, there: dict[str, Any], here: dict[str, Any]) -> None:
+        if there.get("record") != here["record"]:
+            raise ValueError(
+                f"{self.folder} holds parts that another release of lrrn wrote, which cannot be continued: their record may "
+                "not tell which model they are of. Remove the folder, or write to another file"
+            )
         changed = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
         if changed:
             detail = "; ".join(f"{key}: {there.get(key)!r} there, {here.get(key)!r} here" for key in changed)
@@ -282,7 +289,7 @@ class Parts:
             raise self._damaged(part, error) from error
 
     def _damaged(self, file: Path, reason: object) -> storage.FileFormatError:
-        return storage.FileFormatError(f"{file} is damaged ({reason}); remove it, and the same command makes it anew")
+        return storage.FileFormatError(f"{file} is damaged ({reason}); remove it, and the same command recomputes it")
 
 
 def _npz(columns: Columns) -> bytes:

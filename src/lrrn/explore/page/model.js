@@ -58,7 +58,7 @@ export class ModelView {
     const weak = Math.max(...Object.values(auroc)) < 0.6;
     find("energies-text").textContent =
       `Low energy means in-distribution. AUROC against samples: ${told}.` +
-      (weak ? " This model was not trained to tell out-of-distribution inputs by their energy, and hardly does." : "");
+      (weak ? " This model was not trained for out-of-distribution detection; its energy hardly separates them." : "");
     this.markEnergy = charts.histogram(find("energies"), energies, names);
   }
 
