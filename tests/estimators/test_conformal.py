@@ -73,7 +73,7 @@ def test_sets_at_attacked_inputs_contain_the_label_as_often(options, eps):
     model = classifier(epochs=15, **options).fit(*draws(300, 1))
     conformal = calibrated(model)
     moved = attacked(model, X, y, eps)
-    assert np.all(np.linalg.norm((moved - X) / model._feature_scale(None), axis=1) <= eps * (1 + 1e-9))
+    assert np.all(np.linalg.norm((moved - X) / model.scaling.feature_scale(None), axis=1) <= eps * (1 + 1e-9))
     kept = conformal.predict_set(moved, eps)[np.arange(400), y]
     # every label that is in the set of the clean input is in that of the perturbed one
     clean = conformal.predict_set(X)[np.arange(400), y]

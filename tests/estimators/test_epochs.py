@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_iris
 
+import lrrn
 from lrrn import LRRNClassifier
 from lrrn.estimators.held_out import split_off_validation
 from small_estimators import blobs, classifier, energy_model, regressor, weights
@@ -26,6 +29,34 @@ def test_passes_continue_the_optimiser(objective):
     torch.testing.assert_close(weights(model), weights(whole), rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(model.loss_curve_, whole.loss_curve_, rtol=1e-5)
     assert model.n_iter_ == 5 and [record["epoch"] for record in model.history_] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("before", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("after", ["sgd", "adam", "adamw"])
+def test_another_optimiser_begins_anew(before, after, tmp_path):
+    """A model from a file has no state of an optimiser, so a pass continues from it as one with a new optimiser does."""
+    X, y = blobs()
+    model = classifier(optimizer=before)
+    for _ in range(3):
+        model.partial_fit(X, y, classes=[0, 1, 2])
+    lrrn.save(model, tmp_path / "model")
+    fresh = lrrn.load(tmp_path / "model").set_params(optimizer=after).partial_fit(X, y)
+    model.set_params(optimizer=after).partial_fit(X, y)
+    # of the three, only sgd has no state to continue with
+    assert torch.equal(weights(model), weights(fresh)) == (before != after or after == "sgd")
+
+
+def test_passes_take_a_changed_weight_decay():
+    """A step of AdamW subtracts rate * decay * weight, whatever else it does."""
+    X, y = blobs()
+    options = dict(optimizer="adamw", batch_size=90, dtype="float64", learning_rate=0.001)
+    model = classifier(**options, decoupled_weight_decay=0.0).partial_fit(X, y, classes=[0, 1, 2])
+    other = copy.deepcopy(model)
+    start = [w.detach().clone() for w in model.network_.W]
+    model.partial_fit(X, y)
+    other.set_params(decoupled_weight_decay=0.5).partial_fit(X, y)
+    for w, decayed, first in zip(model.network_.W, other.network_.W, start, strict=True):
+        torch.testing.assert_close(w - decayed, 0.001 * 0.5 * first, rtol=1e-6, atol=1e-12)
 
 
 def test_passes_over_parts_lower_the_loss():

@@ -56,7 +56,7 @@ def attacked(pipeline: Pipeline, rows: np.ndarray, unit: np.ndarray) -> list[np.
     """Directions of norm 1 after division by ``unit``, in the units of the input: random, along gradients, to the boundary."""
     rng = np.random.default_rng(0)
     net, A = pipeline[-1].network_, torch.as_tensor(matrix_of(pipeline) * unit)
-    x = pipeline[-1]._scaled(pipeline[:-1].transform(rows), torch.float64, torch.device("cpu"))
+    x = pipeline[-1].scaling.apply(pipeline[:-1].transform(rows), torch.float64, torch.device("cpu"))
     label = net(x).argmax(1)
     steps = [torch.as_tensor(rng.normal(size=rows.shape)) for _ in range(10)]
     for j in range(net.sizes[-1]):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
 from lrrn.learning import checkpoint
 from small_estimators import blobs, classifier, curve, energy_model, regressor, weights
@@ -94,6 +95,59 @@ def test_a_resumed_fit_remembers_its_pretraining(tmp_path):
         classifier(**options, callbacks=(InterruptAt(3),)).fit(X, y)
     stages = [record["stage"] for record in classifier(**options).fit(X, y).history_]
     assert stages == ["pretrain"] * 2 + ["train"] * 6
+
+
+@pytest.mark.parametrize("schedule", [None, "cosine", "one_cycle"])
+def test_another_pretraining_is_another_run(schedule, tmp_path):
+    X, y = blobs()
+    options = dict(schedule=schedule, checkpoint=tmp_path / "run.ckpt", resume=True, pretrain_learning_rate=0.004)
+    with pytest.raises(KeyboardInterrupt):
+        classifier(**options, pretrain_epochs=2, callbacks=(InterruptAt(3),)).fit(X, y)
+    assert checkpoint.peek(tmp_path / "run.ckpt")[0] == "train"
+    for changed in (0, 1, 3):
+        with pytest.raises(ValueError, match=rf"run.ckpt belongs to another run \(pretrain_epochs: 2 there, {changed} here\)"):
+            classifier(**options, pretrain_epochs=changed).fit(X, y)
+    with pytest.raises(ValueError, match=r"belongs to another run \(learning rate at the end of epoch 1 of pretraining: "):
+        classifier(**{**options, "pretrain_learning_rate": 0.005}, pretrain_epochs=2).fit(X, y)
+    with pytest.raises(ValueError, match=r"belongs to another run \(batch_size: 16 there, 10 here\)"):
+        classifier(**options, pretrain_epochs=2, batch_size=10).fit(X, y)
+    resumed = classifier(**options, pretrain_epochs=2).fit(X, y)
+    whole = classifier(schedule=schedule, pretrain_epochs=2, pretrain_learning_rate=0.004).fit(X, y)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_a_run_without_pretraining_is_not_continued_with_one(tmp_path):
+    X, y = blobs()
+    options = dict(checkpoint=tmp_path / "run.ckpt", resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        classifier(**options, callbacks=(InterruptAt(3),)).fit(X, y)
+    with pytest.raises(ValueError, match=r"belongs to another run \(pretrain_epochs: 0 there, 2 here\)"):
+        classifier(**options, pretrain_epochs=2).fit(X, y)
+
+
+def test_a_pretraining_that_a_callback_ended_is_resumed(tmp_path):
+    X, y = blobs()
+    options = dict(pretrain_epochs=4, checkpoint=tmp_path / "run.ckpt")
+
+    def ends(trainer, record):
+        return record["stage"] == "pretrain" and record["epoch"] == 2
+
+    model = classifier(**options, callbacks=(ends,)).fit(X, y)
+    again = classifier(**options, resume=True, callbacks=(ends,)).fit(X, y)
+    assert [record["stage"] for record in again.history_] == ["pretrain"] * 2 + ["train"] * 6
+    assert torch.equal(weights(again), weights(model))
+    with pytest.raises(ValueError, match="belongs to another run"):  # the rate would have decreased more slowly
+        classifier(**{**options, "pretrain_epochs": 6}, resume=True, callbacks=(ends,)).fit(X, y)
+
+
+def test_a_pretraining_that_the_time_ended_is_resumed(tmp_path):
+    X, y = blobs()
+    options = dict(pretrain_epochs=4, checkpoint=tmp_path / "run.ckpt", batch_size=10)
+    with pytest.warns(ConvergenceWarning, match="max_seconds"):
+        first = classifier(**options, max_seconds=1e-9).fit(X, y)
+    assert first.history_[0]["stopped_by"] == "max_seconds" and first.history_[0]["stage"] == "pretrain"
+    # one step of training was made, of which there may be no checkpoint
+    assert classifier(**options, resume=True).fit(X, y).n_iter_ == 6
 
 
 def logged_and_seen(path, **options):

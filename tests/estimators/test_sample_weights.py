@@ -65,3 +65,16 @@ def test_weights_that_are_refused(make):
         make().fit(X, y, sample_weight=np.zeros(90))
     with pytest.raises(ValueError, match=r"[Nn]egative values"):
         make().fit(X, y, sample_weight=np.full(90, -1.0))
+
+
+def test_weights_whose_products_or_sums_are_no_numbers_are_refused():
+    X, y = blobs()
+    for weight, class_weight in [(1e308, {0: 10.0}), (1e308, None), (1e-322, None)]:
+        with pytest.raises(ValueError, match=r"sum is too large or too small for float64: divide all weights by the largest"):
+            classifier(class_weight=class_weight).fit(X, y, sample_weight=np.full(90, weight))
+    with pytest.raises(ValueError, match="divide all weights by the largest"):
+        regressor().fit(X, y, sample_weight=np.full(90, 1e308))
+    with pytest.raises(ValueError, match="class_weight of label 2 must be finite and at least 0"):
+        classifier(class_weight={2: -1}).partial_fit(X, y, classes=[0, 1, 2])
+    dropped = classifier(class_weight={0: 1.0, 1: 1.0, 2: 0.0}).fit(X, y)  # which zero does, knowingly
+    assert not np.any(dropped.predict(X) == 2)

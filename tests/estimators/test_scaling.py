@@ -13,6 +13,7 @@ from sklearn.datasets import load_wine
 from sklearn.preprocessing import StandardScaler
 
 from lrrn.estimators._base import LiftedEstimator
+from lrrn.estimators.scaling import fitted
 from small_estimators import as_seen, blobs, classifier, curve, energy_model, moves, regressor
 
 SCALES = np.array([1e-3, 1.0, 30.0, 1e4, 0.2, 5.0])
@@ -59,7 +60,7 @@ def test_common_is_another_word_for_true_and_gives_the_same_bits():
     assert one.scale_in_ == two.scale_in_ == math.sqrt(X.var(axis=0).mean()) and isinstance(one.scale_in_, float)
     np.testing.assert_array_equal(one.certified_radius(X), two.certified_radius(X))
     # what checkpoints recognise their data by
-    seen = one._scaled(X, torch.float64, torch.device("cpu")).numpy()
+    seen = one.scaling.apply(X, torch.float64, torch.device("cpu")).numpy()
     np.testing.assert_array_equal(seen, (X - X.mean(axis=0)) / one.scale_in_)
 
 
@@ -258,3 +259,63 @@ def test_features_that_are_constant_up_to_rounding_are_no_reason_to_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         classifier(epochs=1).fit(X, y)
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [classifier, energy_model])
+@pytest.mark.parametrize("standardize", [True, "features"])
+@pytest.mark.parametrize("power", [-800, -400, 400, 800])
+def test_a_power_of_two_scales_radii_and_changes_nothing_else(make, standardize, power):
+    """Division by it is exact, so the network sees the same bits; squares of these values are beyond float64."""
+    X, y = blobs()
+    one, two = (make(standardize=standardize, epochs=2).fit(data, y) for data in (X, np.ldexp(X, power)))
+    np.testing.assert_array_equal(two.scale_in_, np.ldexp(one.scale_in_, power))
+    assert torch.equal(torch.cat([w.flatten() for w in one.network_.W]), torch.cat([w.flatten() for w in two.network_.W]))
+    for norm, factor in (("input", power), ("scaled", 0)):
+        radius = two.certificate(np.ldexp(X, power), norm=norm).radius
+        np.testing.assert_array_equal(radius, np.ldexp(one.certificate(X, norm=norm).radius, factor))
+        assert np.isfinite(radius).all() and (radius > 0).any()
+
+
+@pytest.mark.parametrize("power", [-800, -400, 400, 800])
+def test_a_power_of_two_scales_predictions_and_changes_nothing_else(power):
+    X, y = curve()
+    one, two = (regressor(epochs=2, standardize=True).fit(X, target) for target in (y, np.ldexp(y, power)))
+    np.testing.assert_array_equal(two.predict(X), np.ldexp(one.predict(X), power))
+    for mine, theirs in zip(two.predict_interval(X, 0.1), one.predict_interval(X, 0.1), strict=True):
+        np.testing.assert_array_equal(mine, np.ldexp(theirs, power))
+
+
+@pytest.mark.parametrize("power", [-700, 700])
+def test_one_feature_of_another_size_has_its_own_scale(power):
+    """Its square is beyond float64, and beside it those of all others vanish."""
+    X, _ = blobs()
+    offset, scale = fitted(X * 2.0 ** np.array([0, 0, 0, 0, 0, power]), "features")
+    np.testing.assert_allclose(scale / 2.0 ** np.array([0, 0, 0, 0, 0, power]), X.std(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(offset / 2.0 ** np.array([0, 0, 0, 0, 0, power]), X.mean(axis=0), rtol=1e-9)
+    _, common = fitted(X * 2.0 ** np.array([0, 0, 0, 0, 0, power]), True)
+    expected = X.std(axis=0)[5] * 2.0**700 if power > 0 else math.sqrt(np.square(X.std(axis=0)[:5]).sum())
+    assert common == pytest.approx(expected / math.sqrt(6), rel=1e-12)
+    constant = np.hstack([X[:, :5], np.full((90, 1), 2.0**700)])
+    assert fitted(constant, True)[1] == pytest.approx(math.sqrt(np.square(X.std(axis=0)[:5]).sum() / 6), rel=1e-12)
+
+
+@pytest.mark.parametrize("make", [classifier, regressor, energy_model])
+@pytest.mark.parametrize("standardize", [True, "features"])
+def test_data_that_floating_point_does_not_hold_are_refused(make, standardize):
+    X, y = blobs()
+    for factor in (1e290, 1e-270, 1e-310):
+        with pytest.raises(ValueError, match=r"X has absolute values up to .* multiply X by a number that brings them near 1"):
+            make(standardize=standardize).fit(X * factor, y)
+    apart = X * np.array([1e-140, 1, 1, 1, 1, 1e140])
+    with pytest.raises(ValueError, match=r"features of X have standard deviations from .* too far apart for float64"):
+        make(standardize="features").fit(apart, y)
+
+
+def test_targets_that_floating_point_does_not_hold_are_refused():
+    X, y = curve()
+    for factor in (1e290, 1e-270):
+        with pytest.raises(ValueError, match=r"y has absolute values up to .* multiply y by a number that brings them near 1"):
+            regressor().fit(X, y * factor)

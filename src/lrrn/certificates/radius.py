@@ -174,8 +174,8 @@ def certify(
         cent, and takes up to thousands of times as long for a sample. "local" solves the dual one sample at a time,
         in a fraction of a second each. "auto" is "shared", started from "spectral", in networks of up to 128 outputs that have
         up to 256 hidden units, or up to 4,096 for which "shared" needs products only. In others it is "multiplier" with a
-        budget of 5 s or, in networks with larger convolutions, "spectral"; there "shared" gives larger radii, in seconds per sample.
-        Where units have two bounds, "auto" takes the larger of these two radii in networks of up to 256 units.
+        budget of 5 s or, in networks with larger convolutions, "spectral"; there "shared" gives larger radii, in seconds per
+        sample. Where units have two bounds, "auto" takes the larger of these two radii in networks of up to 256 units.
     guarantee : {"deployed", "exact"}, default="deployed"
         Whether to include the error of the solve at the perturbed input ("deployed") or not ("exact").
     seconds : float, optional

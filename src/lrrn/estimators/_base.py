@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import numbers
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -22,7 +20,12 @@ from lrrn.bounds import LipschitzBound
 from lrrn.certificates import energy_interval
 from lrrn.datasets.rows import mapped, release
 from lrrn.estimators.images import as_table, check_images, checked_widths
+from lrrn.estimators.parameters import STANDARDIZE as STANDARDIZE
+from lrrn.estimators.parameters import check_common, checked_device, checked_size, plain_beta
+from lrrn.estimators.resuming import check_same_pretraining
+from lrrn.estimators.scaling import Scaling, fitted, warn_of_scale
 from lrrn.learning import Data, Objective, Settings, Trainer
+from lrrn.learning.augment import shape_of_images
 from lrrn.learning.budget import Budget
 from lrrn.learning.checkpoint import peek
 from lrrn.learning.objectives import FreeEnergy
@@ -32,21 +35,12 @@ from lrrn.network import LRRN, Conv
 from lrrn.network.layers import checked_image_shape
 from lrrn.network.solution import Solution, check_on_failure
 from lrrn.network.structure import checked_solving
-from lrrn.runtime import ranks
-from lrrn.runtime.devices import choose_device, to_dtype
+from lrrn.runtime import ranks, storage
+from lrrn.runtime.devices import to_dtype
 from lrrn.runtime.memory import rows_at_once
 from lrrn.runtime.threads import blas_threads
 
 Array = NDArray[Any]
-STANDARDIZE = (False, True, "common", "features")
-"""Values of ``standardize``."""
-COUNTS = {"epochs": 1, "batch_size": 1, "max_sweeps": 1, "n_iter_no_change": 1, "pretrain_epochs": 0, "shifts": 0}
-"""Parameters that are whole numbers, with their smallest values."""
-LARGE, UNEVEN, LOOKED_AT = 5.0, 30.0, 2000
-"""Root mean square of the features, and their largest standard deviation over the median one, above which a fit warns; and the
-most samples that it looks at for that."""
-NORMS = {"input": "euclidean", "euclidean": "euclidean", "scaled": "scaled"}
-"""Values of ``norm``, and the name that a certificate has for each."""
 
 
 class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
@@ -100,6 +94,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     _seed: int
     _budget: Budget
     _optimizer_state: dict[str, Any] | None
+    _optimizer_name: str
 
     def _store(self, given: dict[str, Any]) -> None:
         """Store constructor parameters, given as ``locals()``, as attributes of the same names, as scikit-learn requires."""
@@ -139,14 +134,34 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
     def _table(self, X: Any) -> Any:
         return as_table(X, self.image_shape)
 
-    def _prepare(self, X: Array) -> tuple[int, torch.device]:
-        """Set up scaling, device and seed for a fit; return seed and device."""
+    def _prepare(self, X: Array) -> int:
+        """Check what depends on the data and on files, before any work; set up scaling and seed of a fit; return the seed."""
         check_images(self._widths, self.image_shape, X.shape[1])
-        device = choose_device(self.device)
-        self._optimizer_state, self.chosen_, self._budget = None, {}, Budget(self.max_seconds)
-        self._seed = seed = self._draw_seed()
-        self._fit_scaling(X)
-        return seed, device
+        if self.shifts or self.flips:
+            shape_of_images(X.shape[1], self.image_shape)
+        self._check_files()
+        seconds = None if self.max_seconds is None else float(self.max_seconds)
+        self._optimizer_state, self.chosen_, self._budget = None, {}, Budget(seconds)
+        self._seed = self._draw_seed()
+        self.offset_in_, self.scale_in_ = fitted(X, self.standardize)
+        return self._seed
+
+    def _check_files(self) -> None:
+        """Raise an error if the checkpoint or the log cannot be written, or if the checkpoint to resume from is damaged."""
+
+        def check() -> None:
+            for path in (self.checkpoint, self.log):
+                if path is not None:
+                    storage.check_writable(path)
+            if self.resume and self.checkpoint is not None and os.path.isfile(self.checkpoint):
+                peek(self.checkpoint)
+
+        ranks.current().on_main(check)
+
+    def _warn_of_scale(self, X: Array, stacklevel: int) -> None:
+        """Warn of features on which the network may train badly; called where a user's fit begins, not a trial's."""
+        if not self.standardize:
+            warn_of_scale(X, stacklevel + 1)
 
     def _draw_seed(self) -> int:
         """Return the seed of a fit; without a random state, that of the run that is resumed."""
@@ -159,7 +174,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         first = n_features if self.image_shape is None else checked_image_shape(self.image_shape)
         generator = torch.Generator().manual_seed(self._seed)
         sizes = (first, *self._widths) if n_outputs is None else (first, *self._widths, n_outputs)
-        self.network_ = self._network(sizes, generator, choose_device(self.device))
+        self.network_ = self._network(sizes, generator, checked_device(self.device))
 
     def _network(
         self,
@@ -168,9 +183,9 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         device: torch.device | None = None,
     ) -> LRRN:
         """Return a network of these sizes."""
-        beta: Any = self.beta
-        if not self.READS_OUT and isinstance(beta, numbers.Real):
-            beta = (float(beta),) * (len(sizes) - 1)  # hidden layers only, and a number is for all of them
+        beta: Any = plain_beta(self.beta)
+        if not self.READS_OUT and isinstance(beta, float):
+            beta = (beta,) * (len(sizes) - 1)  # hidden layers only, and a number is for all of them
         return LRRN(
             sizes,
             beta=beta,
@@ -190,23 +205,9 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def check_parameters(self) -> None:
         """Raise ValueError for values of parameters that are wrong for all data; a fit begins with it."""
-        if not 0 < self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction must lie between 0 and 1; got {self.validation_fraction}")
-        for name, least in COUNTS.items():
-            value = getattr(self, name, least)
-            if value is None and name in self.DEFAULTS:
-                continue
-            if isinstance(value, bool) or not (isinstance(value, numbers.Integral) and int(value) >= least):
-                kind = "a positive integer" if least else "an integer of at least 0"
-                raise ValueError(f"{name} must be {kind}; got {value!r}")
+        check_common(self)
         check_on_failure(self.on_failure)
-        if self.standardize not in STANDARDIZE:
-            raise ValueError(f"standardize must be False, True, 'common' or 'features'; got {self.standardize!r}")
-        if self.resume and self.checkpoint is None:
-            raise ValueError("resume=True needs checkpoint to name the file to continue from")
         eps = getattr(self, "eps", None)
-        if eps is not None and (isinstance(eps, bool) or not (isinstance(eps, numbers.Real) and 0 < float(eps) < math.inf)):
-            raise ValueError(f"eps must be None or a positive number, the size of perturbations to withstand; got {eps!r}")
         checked_solving("auto", self.tol, self.max_sweeps)
         trial = copy.copy(self)  # without what an earlier fit has chosen
         trial.chosen_ = {} if eps is None else self.CHOSEN
@@ -220,33 +221,10 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         """Refuse values of the parameters that a concrete subclass adds."""
         raise NotImplementedError
 
-    def _fit_scaling(self, X: Array) -> None:
-        """Centre every feature and divide by one common scale, so that balls remain balls, or by its standard deviation."""
-        self.offset_in_, self.scale_in_ = np.zeros(X.shape[1]), 1.0
-        if not self.standardize:
-            _warn_of_scale(X)
-            return
-        mean, variance = X.mean(axis=0, dtype=np.float64), X.var(axis=0, dtype=np.float64)
-        self.offset_in_ = mean
-        if self.standardize == "features":
-            # the computed variance of a constant feature is rounding error
-            rounding = len(X) * EPS * variance + (len(X) * EPS * mean) ** 2
-            self.scale_in_ = np.where(variance > rounding, np.sqrt(variance), 1.0)
-        else:
-            spread = float(np.sqrt(variance.mean()))
-            self.scale_in_ = spread if spread > 0 else 1.0
-
     @property
-    def _scales(self) -> bool:
-        """Whether the fitted network takes scaled features, whatever ``standardize`` has become since."""
-        return bool(np.ndim(self.scale_in_) or self.scale_in_ != 1 or np.any(self.offset_in_))
-
-    def _scaled(self, X: Array, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return rows of X scaled for the network."""
-        if not self._scales:
-            return torch.as_tensor(np.require(X, requirements=["C", "W"])).to(device=device, dtype=dtype)
-        scaled = (X.astype(np.float64) - self.offset_in_) / self.scale_in_
-        return torch.as_tensor(scaled).to(device=device, dtype=dtype)
+    def scaling(self) -> Scaling:
+        """The fitted scaling, whatever ``standardize`` has become since."""
+        return Scaling(self.offset_in_, self.scale_in_)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -289,7 +267,9 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         resume, history = self.resume, []
         path = self.checkpoint if resume else None
         done = ranks.current().on_main(lambda: path is not None and os.path.isfile(path) and peek(path)[0] == "train")
-        if pretrain is not None and not done:
+        if done:
+            check_same_pretraining(cast(Any, path), pretrain, len(data), bool(self.callbacks))
+        elif pretrain is not None:
             first = Trainer(self.network_, FreeEnergy(), pretrain, stage="pretrain", **options)
             history = first.fit(Data(data.x), resume=resume)
             resume = False
@@ -302,10 +282,13 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         history = getattr(self, "history_", [])
         settings = self._settings(self._seed + len(history), epochs=1, schedule=None, patience=None)
         trainer = Trainer(self.network_, objective, settings)
-        if self._optimizer_state is not None:
-            trainer.optimizer.load_state_dict(self._optimizer_state)
+        # another optimiser has no use for the state; one that was pickled before names were kept is taken for the same
+        same = getattr(self, "_optimizer_name", settings.optimizer) == settings.optimizer
+        if self._optimizer_state is not None and same:
+            groups = trainer.optimizer.state_dict()["param_groups"]  # settings that may have changed
+            trainer.optimizer.load_state_dict({**self._optimizer_state, "param_groups": groups})
         (record,) = trainer.fit(data)
-        self._optimizer_state = trainer.optimizer.state_dict()
+        self._optimizer_state, self._optimizer_name = trainer.optimizer.state_dict(), settings.optimizer
         self._set_history([*history, {**record, "epoch": len(history) + 1}])
 
     def _set_history(self, history: list[dict[str, Any]]) -> None:
@@ -327,7 +310,7 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         with blas_threads(1):
             for start in range(0, len(X), self.chunk_rows_):
                 chunk = X[start : start + self.chunk_rows_]
-                yield self._scaled(chunk, torch.float64, device)
+                yield self.scaling.apply(chunk, torch.float64, device)
                 release(chunk)
 
     def _over_chunks(self, X: ArrayLike, work: Callable[[Tensor], Tensor]) -> Array:
@@ -357,28 +340,10 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         return self.network_.infer(x, y, max_sweeps=self.max_sweeps, on_failure=on_failure or self.on_failure)
 
     def _norm(self, norm: str | None) -> str:
-        """Return the norm that ``norm`` names: "euclidean", or "scaled" for |(X' - X) / scale_in_|, the one of the network."""
-        if norm is None:
-            return "scaled" if np.ndim(self.scale_in_) else "euclidean"
-        if norm not in NORMS:
-            raise ValueError(f"unknown norm {norm!r}; use 'input' for the Euclidean norm of X, or 'scaled'")
-        return NORMS[norm]
+        return self.scaling.norm(norm)
 
     def _unit(self, norm: str | None = None) -> float:
-        """Return the size, in this norm of X, that a perturbation needs at least to move the network's input by 1."""
-        return 1.0 if self._norm(norm) == "scaled" else float(np.min(self.scale_in_))
-
-    def _radius_in(self, radius: Tensor, x: Tensor, norm: str | None = None) -> Tensor:
-        """Convert radii from the network's units to a norm of X, minus the rounding error of the scaling."""
-        if not self._scales:
-            return radius
-        offset = float(np.linalg.norm(self.offset_in_ / self.scale_in_))
-        rounding = 16 * EPS * (torch.linalg.vector_norm(x, dim=-1) + offset + radius)
-        return (radius - rounding).clamp(min=0.0) * (self._unit(norm) * (1 - 4 * EPS))
-
-    def _feature_scale(self, norm: str | None) -> Array:
-        """Return, for each feature, a lower bound on how far it may move alone within a ball of radius 1 in this norm."""
-        return np.broadcast_to(self.scale_in_ / self._unit(norm) * (1 - 4 * EPS), (self.n_features_in_,))
+        return self.scaling.unit(norm)
 
     def energy(self, X: ArrayLike) -> Array:
         """Return the free energy min_z E(z; x) of each sample: low in distribution, high for out-of-distribution inputs.
@@ -413,23 +378,14 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "network_")
         self._norm(norm)
-        if not eps >= 0:
-            raise ValueError(f"eps must be at least 0; got {eps}")
+        size = checked_size(eps)
 
         def interval(x: Tensor) -> Tensor:
-            reach = self._reach(eps, x, norm)
+            reach = self.scaling.reach(size, x, norm)
             return torch.stack(energy_interval(self.network_, x, reach, max_sweeps=self.max_sweeps), dim=1)
 
         lower, upper = self._over_chunks(X, interval).T
         return lower, upper
-
-    def _reach(self, eps: float, x: Tensor, norm: str | None = None) -> float:
-        """Convert a perturbation size from a norm of X to the network's units, plus the rounding of scaling both inputs."""
-        if not self._scales:
-            return eps
-        offset = float(np.linalg.norm(self.offset_in_ / self.scale_in_))
-        rounding = 16 * EPS * float(torch.linalg.vector_norm(x, dim=-1).max() + offset)
-        return eps / self._unit(norm) * (1 + 4 * EPS) + rounding
 
     @property
     def lipschitz_(self) -> LipschitzBound:
@@ -439,27 +395,10 @@ class LiftedEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "network_")
         bound = self._constant()
-        if not self._scales:
+        if not self.scaling.changes:
             return bound
         return LipschitzBound((*bound.per_layer, 1 / self._unit() * (1 + 4 * EPS)), bound.method)
 
     def _constant(self) -> LipschitzBound:
         """Return a proven Lipschitz constant of the prediction as a function of the network's input."""
         return self.network_.lipschitz()
-
-
-def _warn_of_scale(X: Array) -> None:
-    """Warn of features on which networks train badly: of large ones, and of some that are much larger than others."""
-    some = np.asarray(X[:: -(-len(X) // LOOKED_AT)], dtype=np.float64)
-    size, spread = float(np.sqrt(np.mean(np.square(some)))), some.std(axis=0)
-    varies = spread > len(some) * EPS * np.abs(some).max(axis=0)  # and not by rounding only
-    uneven = float(spread.max() / np.median(spread[varies])) if np.any(varies) else 1.0
-    if not (size > LARGE or uneven > UNEVEN):
-        return
-    why = f"are large, with a root mean square of {size:.3g}" if size > LARGE else "differ in scale"
-    advice = "'features'" if uneven > UNEVEN else "True"
-    warnings.warn(
-        f"the features {why}, and the network may train badly on them: set standardize={advice}, or scale X, images to [0, 1]",
-        UserWarning,
-        stacklevel=5,  # the line that calls fit
-    )

@@ -12,6 +12,7 @@ from sklearn.utils.validation import column_or_1d
 
 from lrrn.certificates.radius import certified_share
 from lrrn.estimators._base import Array
+from lrrn.estimators.parameters import checked_size
 
 
 def true_labels(y: ArrayLike, predicted: Array) -> Array:
@@ -84,6 +85,7 @@ class SampleCertificate:
         eps : float
             Size of the perturbation, in the norm of the radii; 0 gives the plain accuracy.
         """
+        eps = checked_size(eps)
         right = torch.as_tensor(np.asarray(self.prediction == true_labels(y, self.prediction)))
         return certified_share(right, torch.as_tensor(self.radius), eps)
 

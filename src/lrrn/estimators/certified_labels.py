@@ -14,6 +14,8 @@ from lrrn.certificates.class_energies import certify_energies
 from lrrn.certificates.radius import certify_solution, check_method, chosen_method, takes_products
 from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.certificate import SampleCertificate
+from lrrn.estimators.parameters import checked_size
+from lrrn.learning.settings import checked_number
 from lrrn.qp import DEFAULT_TOL
 
 
@@ -64,8 +66,7 @@ class CertifiedLabels(LiftedEstimator):
         SampleCertificate
         """
         check_is_fitted(self, "network_")
-        if not target_radius > 0:
-            raise ValueError(f"target_radius must be a radius above 0; got {target_radius}")
+        target_radius = checked_number("target_radius", target_radius, "be a radius above 0", lambda radius: radius > 0)
         named, by_energy = self._norm(norm), self.objective == "class_energy"
         if by_energy and method not in ("auto", "energy"):
             raise ValueError(f"objective 'class_energy' has one method, 'energy'; got {method!r}")
@@ -74,7 +75,7 @@ class CertifiedLabels(LiftedEstimator):
 
         def work(x: Tensor) -> dict[str, Tensor]:
             free = self._infer(x)
-            reach = self._reach(target_radius, x, norm) if target_radius < math.inf else target_radius
+            reach = self.scaling.reach(target_radius, x, norm) if target_radius < math.inf else target_radius
             if by_energy:
                 certificate = certify_energies(self.network_, x, max_sweeps=self.max_sweeps)
             else:
@@ -83,7 +84,7 @@ class CertifiedLabels(LiftedEstimator):
             return {
                 "prediction": certificate.prediction,
                 "margin": certificate.margin,
-                "radius": self._radius_in(certificate.radius, x, norm),
+                "radius": self.scaling.radius(certificate.radius, x, norm),
                 "energy": free.energy,
                 # every class energy has its own solve
                 "converged": free.converged & certificate.error_bound.isfinite() if by_energy else free.converged,
@@ -91,7 +92,7 @@ class CertifiedLabels(LiftedEstimator):
 
         columns = self._columns(X, work)
         columns["prediction"] = self.classes_[columns["prediction"]]
-        chosen, scale = self._chosen_method(method), self._feature_scale(norm)
+        chosen, scale = self._chosen_method(method), self.scaling.feature_scale(norm)
         by_products = not by_energy and takes_products(self.network_, chosen)
         return SampleCertificate(**columns, method=chosen, norm=named, feature_scale=scale, by_products=by_products)
 
@@ -136,8 +137,7 @@ class CertifiedLabels(LiftedEstimator):
         -------
         float
         """
-        if not eps >= 0:
-            raise ValueError(f"eps must be at least 0; got {eps}")
+        eps = checked_size(eps)
         y = column_or_1d(y)
         check_consistent_length(X, y)
         # by default, the radii of certified_radius to the last digit; a search up to eps may prove slightly larger ones

@@ -27,7 +27,7 @@ def choose(model: Any, features: Array, label: Array, weight: Array | None, seed
     keep = np.arange(len(label)) if weight is None else np.flatnonzero(weight > 0)
 
     def scaled(rows: Array) -> Array:
-        return np.asarray(model._scaled(features[rows], torch.float64, torch.device("cpu")).numpy())
+        return np.asarray(model.scaling.apply(features[rows], torch.float64, torch.device("cpu")).numpy())
 
     if model.eps is not None:
         return robust.choose_classifier(model, scaled(keep), label[keep], None if weight is None else weight[keep], seed)

@@ -20,7 +20,9 @@ from lrrn.estimators.certified_labels import CertifiedLabels
 from lrrn.estimators.held_out import split_off_validation
 from lrrn.estimators.labels import UNLABELLED, counted, encode, known_classes, sample_weights
 from lrrn.estimators.objectives import check_belongs, check_probabilities, made
+from lrrn.estimators.parameters import check_class_weight
 from lrrn.learning import Data, Objective, Settings
+from lrrn.learning.settings import checked_number
 from lrrn.learning.trainer import Callback
 from lrrn.network import LRRN, Conv
 
@@ -86,7 +88,8 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         Epochs of unsupervised training (free energy) before the supervised ones, and their learning rate.
     max_weight_norm : float, optional
         Upper bound on the spectral norm of hidden weights; keeps inference well conditioned in long runs.
-    class_weight : dict or "balanced", optional
+    class_weight : dict from labels to weights, or "balanced", optional
+        Weights are finite and at least 0; 0 leaves a class out.
     standardize : {False, True, "common", "features"}, default=False
         True or "common": centre every feature and divide all of them by one common scale; radii stay Euclidean, in the units of
         X. "features": divide every feature by its own standard deviation (constant features by 1); radii are in the norm of the
@@ -111,7 +114,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         :class:`lrrn.ConvergenceError`, or neither. Certified radii hold wherever the solve at the perturbed input converges.
         With "raise", no prediction is returned otherwise.
     dtype : {"float32", "float64"}, default="float32"
-    device : {"auto", "cpu", "cuda"}, default="auto"
+    device : {"auto", "cpu", "cuda"} or torch.device, default="auto"
     checkpoint, resume : path-like, optional, and bool, default=False
         File for the state of the run, written at regular intervals and on Ctrl-C, and whether to resume from it if it exists.
     log : path-like, optional
@@ -253,23 +256,29 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
             The estimator itself.
         """
         self.check_parameters()
+        return self._fit(X, y, sample_weight)
+
+    def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, trial: bool = False) -> LRRNClassifier:
+        """Train; without warnings of the features for a trial inside of another fit."""
         features, labels = validate_data(self, self._table(X), y, dtype=[np.float64, np.float32])
         self.classes_, label = encode(labels, None, self._semi_supervised)
         weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
-        seed, device = self._prepare(counted(features, weight))
+        seed = self._prepare(counted(features, weight))
+        if not trial:
+            self._warn_of_scale(counted(features, weight), stacklevel=3)
         linear = choices.choose(self, features, label, weight, seed)
         self._build(features.shape[1], len(self.classes_))
         if linear is not None:
             robust.use_linear(self, linear)
             return self
-        validate = None
+        device, validate = self.network_.W[0].device, None
         rows = np.arange(len(features))
         if self.early_stopping:
             # only samples with a label and a weight are scored; all others remain in the training set
             known = np.flatnonzero((label != UNLABELLED) & (True if weight is None else weight > 0))
             held = known[split_off_validation(len(known), self.validation_fraction, seed, label[known])[1]]
             rows = np.setdiff1d(rows, held)
-            x_held, y_held = self._scaled(features[held], torch.float64, device), torch.as_tensor(label[held]).to(device)
+            x_held, y_held = self.scaling.apply(features[held], torch.float64, device), torch.as_tensor(label[held]).to(device)
 
             def validate(net: LRRN) -> float:
                 return float((self._scores(x_held, "warn").argmax(-1) == y_held).double().mean())
@@ -315,12 +324,23 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         weight = sample_weights(sample_weight, self.class_weight, features, labels, label)
         if first:
             self._prepare(counted(features, weight))
+            self._warn_of_scale(counted(features, weight), stacklevel=2)
             self._build(features.shape[1], len(self.classes_))
         self._pass_over(self._objective(), self._data(features, label, weight, self.network_.W[0].device))
         return self
 
     def _check_own(self) -> None:
+        check_class_weight(self.class_weight)
+        for name in ("free_energy_weight", "self_training", "confidence"):
+            checked_number(name, getattr(self, name), "be a finite number")
+        rate = self.pretrain_learning_rate
+        checked_number("pretrain_learning_rate", rate, "be positive", lambda rate: rate > 0)
         self._objective()
+        if self.eps is not None and self.optimizer in ("sgd", "adam") and self.decoupled_weight_decay is None:
+            raise ValueError(
+                f"eps trains with AdamW's weight decay; got optimizer={self.optimizer!r}: leave out optimizer, or also give "
+                "decoupled_weight_decay=0"
+            )
         self._pretraining(0)
 
     def _pretraining(self, seed: int) -> Settings:
@@ -350,7 +370,7 @@ class LRRNClassifier(CertifiedLabels, ClassifierMixin, LiftedEstimator):  # type
         classes = torch.as_tensor(label[keep]).to(device)
         target = functional.one_hot(classes.clamp(min=0), len(self.classes_)).to(dtype) * (classes >= 0)[:, None]
         weights = None if weight is None else torch.as_tensor(weight[keep]).to(device=device, dtype=dtype)
-        return Data(self._scaled(X[keep], dtype, device), target, classes, weights)
+        return Data(self.scaling.apply(X[keep], dtype, device), target, classes, weights)
 
     # --- predicting ---------------------------------------------------------------------------------------------------
 

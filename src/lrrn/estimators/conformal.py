@@ -21,10 +21,12 @@ from torch import Tensor
 
 from lrrn.certificates.class_energies import energy_margins
 from lrrn.certificates.margins import margin_bounds, ruled_out
-from lrrn.estimators._base import NORMS, Array
+from lrrn.estimators._base import Array
 from lrrn.estimators.classifier import LRRNClassifier
 from lrrn.estimators.pipeline import reaching, unwrapped
 from lrrn.estimators.regressor import LRRNRegressor
+from lrrn.estimators.scaling import NORMS
+from lrrn.learning.settings import checked_number
 
 
 @final
@@ -96,7 +98,7 @@ class ConformalClassifier(BaseEstimator):  # type: ignore[misc]
                 f"y has labels that the estimator was not trained on, and which no set contains: {unknown.tolist()}"
             )
         model, Z, reach, norm = reaching(self.estimator, X, 0.0, None)
-        lower = model._over_chunks(Z, lambda x: _margins(model, x, model._reach(reach, x, norm))[0])
+        lower = model._over_chunks(Z, lambda x: _margins(model, x, model.scaling.reach(reach, x, norm))[0])
         margins = lower[np.arange(len(labels)), np.searchsorted(last.classes_, labels)]
         self.classes_ = last.classes_
         self.threshold_ = -float(_quantile(-margins, self.alpha, "every set contains all labels"))
@@ -124,7 +126,7 @@ class ConformalClassifier(BaseEstimator):  # type: ignore[misc]
         model, Z, reach, norm = reaching(self.estimator, X, float(eps), norm)
 
         def work(x: Tensor) -> Tensor:
-            far = model._reach(reach, x, norm)
+            far = model.scaling.reach(reach, x, norm)
             if model.objective == "class_energy":
                 return _margins(model, x, far)[1] >= self.threshold_
             return ~ruled_out(model.network_, x, model._infer(x), far, self.threshold_)
@@ -241,8 +243,7 @@ def _fitted(estimator: Any, kind: type) -> Any:
 
 
 def _check(eps: float, norm: str | None) -> None:
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"eps must be a finite size of at least 0; got {eps}")
+    checked_number("eps", eps, "be a finite size of at least 0", lambda size: 0 <= size < math.inf)
     if norm is not None and norm not in NORMS:
         raise ValueError(f"unknown norm {norm!r}; use 'input' for the Euclidean norm of X, or 'scaled'")
 
@@ -255,8 +256,7 @@ def _margins(model: LRRNClassifier, x: Tensor, eps: float) -> tuple[Tensor, Tens
 
 
 def _check_alpha(alpha: float) -> None:
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie between 0 and 1; got {alpha}")
+    checked_number("alpha", alpha, "lie between 0 and 1", lambda share: 0 < share < 1)
 
 
 def _quantile(scores: Array, alpha: float, otherwise: str) -> Array:

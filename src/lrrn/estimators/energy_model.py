@@ -17,6 +17,7 @@ from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.certificate import SampleCertificate
 from lrrn.estimators.held_out import split_off_validation
 from lrrn.learning import Data, FreeEnergy
+from lrrn.learning.settings import checked_number
 from lrrn.learning.trainer import Callback
 from lrrn.network import LRRN, Conv
 from lrrn.qp import DEFAULT_TOL
@@ -80,7 +81,7 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         With "raise", no prediction is returned otherwise.
     dtype : {"float32", "float64"}, default="float32"
         Type of the parameters.
-    device : {"auto", "cpu", "cuda"}, default="auto"
+    device : {"auto", "cpu", "cuda"} or torch.device, default="auto"
     checkpoint : path-like, optional
         File for the state of the run, written at regular intervals and on Ctrl-C.
     resume : bool, default=False
@@ -188,25 +189,26 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         """
         self.check_parameters()
         features = validate_data(self, self._table(X), dtype=[np.float64, np.float32])
-        seed, device = self._prepare(features)
+        seed = self._prepare(features)
+        self._warn_of_scale(features, stacklevel=2)
         self._build(features.shape[1])
+        device = self.network_.W[0].device
         rows, validate = np.arange(len(features)), None
         if self.early_stopping:
             rows, held = split_off_validation(len(features), self.validation_fraction, seed, None)
-            x_held = self._scaled(features[held], torch.float64, device)
+            x_held = self.scaling.apply(features[held], torch.float64, device)
 
             def validate(net: LRRN) -> float:
                 return -float(self._infer(x_held, on_failure="warn").energy.mean())
 
-        self._train(FreeEnergy(), Data(self._scaled(features[rows], self.network_.W[0].dtype, device)), seed, validate)
+        self._train(FreeEnergy(), Data(self.scaling.apply(features[rows], self.network_.W[0].dtype, device)), seed, validate)
         self._n_features_out = int(self.network_.sizes[-1])
         scores = self._over_chunks(X, lambda x: -self._infer(x, on_failure="warn").energy)
         self.offset_ = float(np.percentile(scores, 100 * self.contamination))
         return self
 
     def _check_own(self) -> None:
-        if not (isinstance(self.contamination, float | int | np.floating) and 0 < self.contamination <= 0.5):
-            raise ValueError(f"contamination must be a number in (0, 0.5]; got {self.contamination!r}")
+        checked_number("contamination", self.contamination, "be a number in (0, 0.5]", lambda share: 0 < share <= 0.5)
         if not self._widths:
             raise ValueError("hidden_sizes must name at least one layer; got none")
 
@@ -270,12 +272,12 @@ class LRRNEnergyModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         def work(x: Tensor) -> dict[str, Tensor]:
             free = self._infer(x)
             radius = decide_solution(self.network_, x, free, -self.offset_, "deployed", DEFAULT_TOL[torch.float64])
-            return {"radius": self._radius_in(radius, x, norm), "energy": free.energy, "converged": free.converged}
+            return {"radius": self.scaling.radius(radius, x, norm), "energy": free.energy, "converged": free.converged}
 
         columns = self._columns(X, work)
         score = -columns["energy"] - self.offset_
         columns["prediction"], columns["margin"] = np.where(score < 0, -1, 1), np.abs(score)
-        scale = self._feature_scale(norm)
+        scale = self.scaling.feature_scale(norm)
         return SampleCertificate(**columns, method="energy", norm=named, feature_scale=scale, by_products=False)
 
     def certified_radius(self, X: ArrayLike, norm: str | None = None) -> Array:

@@ -19,7 +19,7 @@ def split_off_validation(
     """
     from sklearn.model_selection import train_test_split
 
-    rows = np.arange(n)
+    fraction, rows = float(fraction), np.arange(n)
     _, group, left = np.unique(np.zeros(n) if strata is None else strata, return_inverse=True, return_counts=True)
     if n == 0 or left.max() < 2:
         each = "" if strata is None else " of one class"

@@ -57,10 +57,25 @@ def sample_weights(sample_weight: ArrayLike | None, class_weight: Any, X: Array,
     weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     if class_weight is not None:
         known = label != UNLABELLED
-        weight[known] *= compute_sample_weight(class_weight, y[known])
-    if not weight.sum() > 0:
-        raise ValueError("sample_weight or class_weight makes the weight of every sample zero")
-    return weight * (np.count_nonzero(weight) / weight.sum())
+        with np.errstate(over="ignore"):  # an infinite product is refused below
+            weight[known] *= compute_sample_weight(class_weight, y[known])
+    return of_mean_one(weight, "sample_weight" if class_weight is None else "sample_weight or class_weight")
+
+
+def of_mean_one(weight: Array, name: str) -> Array:
+    """Scale weights of samples to a mean of one over those above zero; raise ValueError, which has this name, if that fails."""
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        total = weight.sum()
+        factor = np.count_nonzero(weight) / total
+    if not total > 0:
+        raise ValueError(f"{name} makes the weight of every sample zero: give some a weight above 0")
+    if not (np.isfinite(total) and np.isfinite(factor)):
+        raise ValueError(
+            f"{name} makes weights of samples up to {weight.max():.3g}, whose sum is too large or too small for float64: "
+            "divide all weights by the largest one"
+        )
+    scaled: Array = weight * factor
+    return scaled
 
 
 def counted(X: Array, weight: Array | None) -> Array:

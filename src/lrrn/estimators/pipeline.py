@@ -13,14 +13,15 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from lrrn.certificates.intervals import check_eps
-from lrrn.estimators._base import NORMS, LiftedEstimator
+from lrrn.estimators._base import LiftedEstimator
 from lrrn.estimators.affine import AffineChain
 from lrrn.estimators.certificate import RegressionCertificate, SampleCertificate
 from lrrn.estimators.certified_labels import CertifiedLabels
 from lrrn.estimators.columns import split_table, through_columns
 from lrrn.estimators.energy_model import LRRNEnergyModel
+from lrrn.estimators.parameters import checked_size
 from lrrn.estimators.regressor import LRRNRegressor
+from lrrn.estimators.scaling import NORMS
 from lrrn.linalg.verified import EPS
 
 
@@ -71,9 +72,7 @@ def certify_pipeline(
     Z, chain = _passed(steps, last, X)
     rate, by_feature = chain.rates(NORMS[norm])
     if isinstance(last, LRRNRegressor):
-        sizes = [float(size) for size in np.ravel(np.asarray(eps))]
-        for size in sizes:
-            check_eps(size)
+        sizes = [checked_size(size) for size in np.ravel(np.asarray(eps))]
         reach = [(rate * size + float(np.max(chain.error))) * (1 + 4 * EPS) for size in sizes]
         inner = last.certificate(Z, reach, norm="scaled")
         intervals = {size: inner.intervals[far] for size, far in zip(sizes, reach, strict=True)}
@@ -178,7 +177,7 @@ def certified_scorer(eps: float, method: str = "auto", norm: str | None = None) 
     >>> bool(cross_val_score(model, X, y, scoring=certified_scorer(0.1), cv=3).mean() > 0.8)
     True
     """
-    check_eps(eps)
+    eps = checked_size(eps)
     if norm is not None and norm not in NORMS:
         raise ValueError(f"unknown norm {norm!r}; use 'input' for the Euclidean norm of X, or 'scaled'")
     return CertifiedScorer(eps, method, norm)

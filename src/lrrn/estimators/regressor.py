@@ -15,11 +15,14 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from lrrn.bounds import LipschitzBound
-from lrrn.certificates.intervals import check_eps, interval_of_solution
+from lrrn.certificates.intervals import interval_of_solution
 from lrrn.estimators import robust
 from lrrn.estimators._base import Array, LiftedEstimator
 from lrrn.estimators.certificate import RegressionCertificate
 from lrrn.estimators.held_out import split_off_validation
+from lrrn.estimators.labels import of_mean_one
+from lrrn.estimators.parameters import checked_size
+from lrrn.estimators.scaling import fitted_targets
 from lrrn.learning import Contrastive, Data, Objective, SquaredError
 from lrrn.learning.trainer import Callback
 from lrrn.linalg.verified import EPS
@@ -95,7 +98,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         With "raise", no prediction is returned otherwise.
     dtype : {"float32", "float64"}, default="float32"
         Type of the parameters.
-    device : {"auto", "cpu", "cuda"}, default="auto"
+    device : {"auto", "cpu", "cuda"} or torch.device, default="auto"
     checkpoint : path-like, optional
         File for the state of the run, written at regular intervals and on Ctrl-C.
     resume : bool, default=False
@@ -215,6 +218,10 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
             The estimator itself.
         """
         self.check_parameters()
+        return self._fit(X, y, sample_weight)
+
+    def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, trial: bool = False) -> LRRNRegressor:
+        """Train; without warnings of the features for a trial inside of another fit."""
         table = self._table(X)
         features, values = validate_data(self, table, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
         self._single = values.ndim == 1
@@ -222,29 +229,30 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         weight, counts = None, np.ones(len(targets), dtype=bool)
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
-            if not weight.sum() > 0:
-                raise ValueError("sample_weight is zero for every sample")
-            counts = weight > 0
-            weight = weight * (counts.sum() / weight.sum())
-        self.offset_out_, spread = targets[counts].mean(axis=0), targets[counts].std(axis=0)
-        self.scale_out_ = np.where(spread > 0, spread, 1.0)
+            weight, counts = of_mean_one(weight, "sample_weight"), weight > 0
+        self.offset_out_, self.scale_out_ = fitted_targets(targets[counts])
         targets = (targets - self.offset_out_) / self.scale_out_
-        seed, device = self._prepare(features[counts])
+        seed = self._prepare(features[counts])
+        if not trial:
+            self._warn_of_scale(features[counts], stacklevel=3)
         linear = None
         if self.eps is not None:
-            x = self._scaled(features[counts], torch.float64, torch.device("cpu")).numpy()
+            x = self.scaling.apply(features[counts], torch.float64, torch.device("cpu")).numpy()
             linear = robust.choose_regressor(self, x, targets[counts], None if weight is None else weight[counts], seed)
         self._build(features.shape[1], targets.shape[1])
         if linear is not None:
             robust.use_linear(self, linear)
             return self
-        dtype = self.network_.W[0].dtype
+        device, dtype = self.network_.W[0].device, self.network_.W[0].dtype
         rows, validate = np.arange(len(features)), None
         if self.early_stopping:
             known = np.flatnonzero(counts)
             kept, held = split_off_validation(len(known), self.validation_fraction, seed, None)
             rows, held = known[kept], known[held]
-            x_held, y_held = self._scaled(features[held], torch.float64, device), torch.as_tensor(targets[held]).to(device)
+            x_held, y_held = (
+                self.scaling.apply(features[held], torch.float64, device),
+                torch.as_tensor(targets[held]).to(device),
+            )
 
             def validate(net: LRRN) -> float:
                 return -float((self._infer(x_held, on_failure="warn").output - y_held).square().mean())
@@ -252,7 +260,7 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         if weight is not None:
             rows = rows[weight[rows] > 0]
         data = Data(
-            self._scaled(features[rows], dtype, device),
+            self.scaling.apply(features[rows], dtype, device),
             torch.as_tensor(targets[rows]).to(device=device, dtype=dtype),
             weight=None if weight is None else torch.as_tensor(weight[rows]).to(device=device, dtype=dtype),
         )
@@ -312,7 +320,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         """
         if not (isinstance(eps, Real) or (isinstance(eps, np.ndarray) and eps.ndim == 0)):
             raise ValueError(f"eps must be one number; got {eps!r}. certificate(X, eps) takes several sizes")
-        return self.certificate(X, float(eps), norm).intervals[float(eps)]
+        size = checked_size(eps)
+        return self.certificate(X, size, norm).intervals[size]
 
     def certificate(self, X: ArrayLike, eps: float | Sequence[float], norm: str | None = None) -> RegressionCertificate:
         """Return predictions, certified intervals and energies of samples, all from one solve.
@@ -332,15 +341,13 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "network_")
         named = self._norm(norm)
-        sizes = [float(size) for size in np.ravel(eps)]
-        for size in sizes:
-            check_eps(size)
+        sizes = [checked_size(size) for size in np.ravel(np.asarray(eps))]
 
         def work(x: Tensor) -> dict[str, Tensor]:
             free = self._infer(x)
             columns = {"output": free.output, "energy": free.energy, "converged": free.converged}
             for k, size in enumerate(sizes):
-                reach = self._reach(size, x, norm)
+                reach = self.scaling.reach(size, x, norm)
                 ends = interval_of_solution(self.network_, x, free, reach, "deployed", DEFAULT_TOL[torch.float64])
                 columns |= {f"lower {k}": ends[0], f"upper {k}": ends[1]}
             return columns

@@ -262,9 +262,11 @@ def _trained(model: Any, chosen: dict[str, Any], seed: int, *data: Array | None)
         "log": None,
     }
     plain |= {"callbacks": (), "verbose": 0, "random_state": seed, "max_seconds": model._budget.left}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the features", UserWarning)  # the fit itself warns of them
-        return type(model)(**{**chosen, **given, **plain}).fit(*data)
+    if "class_weight" in given:
+        plain["class_weight"] = None  # the weights of the rows contain it, and labels are numbers of classes here
+    trial = type(model)(**{**chosen, **given, **plain})
+    trial.check_parameters()
+    return trial._fit(*data, trial=True)
 
 
 def _keep(model: Any, parameters: dict[str, Any], linear: Linear | None) -> Linear | None:

@@ -257,7 +257,7 @@ class Session:
     def _followed(self, x: Tensor, free: Solution) -> float:
         """Return a radius that is fast enough to update while drawing, from an existing solution."""
         certificate = certify_solution(self._net, x, free, "spectral", "deployed", None, DEFAULT_TOL[torch.float64])
-        return float(self.model._radius_in(certificate.radius, x)[0])
+        return float(self.model.scaling.radius(certificate.radius, x)[0])
 
     def _clamped_energies(self, x: Tensor) -> Tensor:
         n = len(self.classes)

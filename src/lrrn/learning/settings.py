@@ -2,13 +2,78 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
-from typing import final
+from numbers import Integral, Real
+from typing import Any, final
 
 from torch import Tensor
 
 from lrrn.learning.schedules import schedule
+
+
+def checked_number(
+    name: str, value: Any, expected: str, within: Callable[[float], bool] = math.isfinite, *, whole: bool = False
+) -> Any:
+    """Return a number as one of Python; raise ValueError if it is none, or not among those expected.
+
+    Parameters
+    ----------
+    name : str
+        What the number is called in the message.
+    value : object
+        A number of Python or NumPy, or an array or tensor that holds one and has no axis.
+    expected : str
+        What the number must do: "be positive".
+    within : callable, optional
+        Whether a number is as expected; false for NaN. By default, every finite one is.
+    whole : bool, default=False
+        Whether it must be an integer.
+
+    Returns
+    -------
+    int or float
+    """
+    number = value.item() if getattr(value, "ndim", None) == 0 else value
+    single = isinstance(number, Real) and not isinstance(number, bool)
+    if single and (isinstance(number, Integral) or not whole) and within(number):
+        return int(number) if isinstance(number, Integral) else float(number)
+    raise ValueError(f"{name} must {expected}; got {value!r}{'' if single else ', which is not one number'}")
+
+
+def _positive(value: float) -> bool:
+    return value > 0
+
+
+def _not_negative(value: float) -> bool:
+    return value >= 0
+
+
+def _any(value: float) -> bool:
+    return True
+
+
+_WHOLE: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "batch_size": ("be positive and whole", _positive),
+    "epochs": ("be positive and whole", _positive),
+    "max_sweeps": ("be positive and whole", _positive),
+    "shifts": ("be at least 0 and whole", _not_negative),
+    "seed": ("be whole", _any),
+}
+_REAL: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "learning_rate": ("be positive", _positive),
+    "weight_decay": ("be at least 0", _not_negative),
+    "decoupled_weight_decay": ("be at least 0", _not_negative),
+    "max_unconverged": ("be at least 0", _not_negative),
+}
+_OPTIONAL: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "max_weight_norm": ("be positive or None", _positive),
+    "max_seconds": ("be positive or None", _positive),
+    "patience": ("be positive or None", _positive),
+    "max_condition": ("be above 1 or None", lambda value: value > 1),
+    "tol": ("be positive or None", _positive),
+}
 
 
 @final
@@ -106,19 +171,14 @@ class Settings:
         return bool(self.shifts or self.flips)
 
     def __post_init__(self) -> None:
-        positive = {"learning_rate": self.learning_rate, "batch_size": self.batch_size, "epochs": self.epochs}
-        for name, value in positive.items():
-            if not value > 0:
-                raise ValueError(f"{name} must be positive; got {value}")
-        for name in ("weight_decay", "decoupled_weight_decay", "shifts"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
-        for name in ("max_weight_norm", "max_seconds", "patience"):
+        for name, (expected, within) in (_WHOLE | _REAL | _OPTIONAL).items():
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, Real) and float(value) > 0):
-                raise ValueError(f"{name} must be positive or None; got {value!r}")
-        if self.max_condition is not None and not (isinstance(self.max_condition, Real) and float(self.max_condition) > 1):
-            raise ValueError(f"max_condition must be above 1 or None; got {self.max_condition!r}")
+            if value is None and name in _OPTIONAL:
+                continue
+            # numbers of NumPy would not go into a checkpoint
+            object.__setattr__(self, name, checked_number(name, value, expected, within, whole=name in _WHOLE))
+        object.__setattr__(self, "flips", bool(self.flips))
+        object.__setattr__(self, "reuse_activations", bool(self.reuse_activations))
         if self.optimizer not in ("sgd", "adam", "adamw"):
             raise ValueError(f"unknown optimizer {self.optimizer!r}; use 'sgd', 'adam' or 'adamw'")
         if self.decoupled_weight_decay and self.optimizer != "adamw":

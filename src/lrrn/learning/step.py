@@ -73,7 +73,9 @@ class Step:
         dtype = self._flat.vector.dtype
         for name, part in (("x", data.x), ("target", data.target), ("weight", data.weight)):
             if part is not None and part.dtype != dtype:
-                raise ValueError(f"{name} is {part.dtype} and the network {dtype}: convert one of them, as by {name}.to({dtype})")
+                raise ValueError(
+                    f"{name} is {part.dtype} and the network {dtype}: convert one of them, as by {name}.to({dtype})"
+                )
         if self._settings.augments:
             shape_of_images(data.x.shape[1], self._net.image_shape)
         if self._settings.reuse_activations:

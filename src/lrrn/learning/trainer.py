@@ -36,7 +36,7 @@ from lrrn.runtime.threads import one_thread
 logger = logging.getLogger("lrrn.learning")
 
 BURST = 32
-"""Largest number of steps of a compiled call, a fraction of a second: the time limit and Ctrl-C are checked between calls only."""
+"""Largest number of steps of a compiled call, a fraction of a second. Time limit and Ctrl-C are checked between calls."""
 
 Callback = Callable[["Trainer", dict[str, Any]], bool | None]
 """Called after each epoch with the trainer and the epoch's record; returning True ends training."""

@@ -131,6 +131,7 @@ def _parts(model: LiftedEstimator) -> tuple[str, dict[str, Tensor], dict[str, di
     parameters = {name: value for name, value in model.get_params(deep=False).items() if name not in NOT_SAVED}
     if not isinstance(parameters["random_state"], int | np.integer | None):
         parameters["random_state"] = None
+    parameters["device"] = str(parameters["device"])
     attributes = {name: getattr(model, name) for name in (*ATTRIBUTES, *ATTRIBUTES_OUT) if hasattr(model, name)}
     parts = {"parameters": parameters, "attributes": attributes, "network": _structure(model.network_)}
     return kind, dict(model.network_.state_dict()), parts

@@ -32,7 +32,7 @@ def written_proof(path: Path, model: Any, X: NDArray[Any]) -> dict[str, Any]:
     """
     if not isinstance(model, LRRNClassifier) or model.objective == "class_energy":
         raise ValueError(f"{path} is not a classifier by the network's outputs, whose certificates can be written out")
-    if model._scales:
+    if model.scaling.changes:
         raise ValueError(f"{path} standardizes its inputs; certificates are written for models trained with standardize=False")
     file = located(path)
     proof = written_certificates(model.network_, torch.as_tensor(np.asarray(X, dtype=np.float64)))

@@ -149,7 +149,7 @@ def read(path: str | os.PathLike[str], *kinds: str) -> tuple[str, dict[str, Tens
         raise
     except (SafetensorError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise FileFormatError(
-            f"{path} is damaged or not a file that lrrn wrote ({error}); restore it from a copy, or remove it and create it again"
+            f"{path} is damaged or not a file that lrrn wrote ({error}); restore it from a copy, or remove it and make it again"
         ) from error
 
 

@@ -108,5 +108,5 @@ def trained(settings: Settings, n: int) -> tuple[LRRN, Tensor, str]:
         X, y = datasets.load("digits", "train")
         epochs = 2 if settings.quick else 30
         model, name = LRRNClassifier(epochs=epochs, random_state=settings.seed).fit(X, y), "trained on digits"
-    x = model._scaled(np.resize(X, (n, X.shape[1])), torch.float64, torch.device("cpu"))
+    x = model.scaling.apply(np.resize(X, (n, X.shape[1])), torch.float64, torch.device("cpu"))
     return model.network_, x, f"{name_of(model.network_)}, {name}"

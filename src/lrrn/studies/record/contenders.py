@@ -89,7 +89,7 @@ class Lifted:
     """
 
     def __init__(self, model: LRRNClassifier, bound_seconds: float) -> None:
-        if model._scales:
+        if model.scaling.changes:
             raise ValueError(
                 "rows of the record measure in the units of the network's inputs; leave standardize out of recipes"
             )
