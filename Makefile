@@ -68,15 +68,16 @@ explore: .venv/.explore
 	.venv/bin/lrrn explore
 
 # what the documentation promises is tested by make docs, the explorer's page by make browser, ranks by make scale-out, and what
-# makes the figures of the paper, the record and the benchmarks by make test-studies
+# makes the figures of the paper, the record and the benchmarks, and the models that ship, by make test-studies
 test: .venv/.test
 	.venv/bin/python -m pytest -n 2 --dist worksteal --durations 25 --ignore=tests/repository/test_docs.py --ignore=tests/browser \
 		--ignore=tests/runtime/test_ranks.py --ignore=tests/estimators/test_cluster.py --ignore=tests/studies \
-		--ignore=tests/kernels/test_compiled.py
+		--ignore=tests/kernels/test_compiled.py --ignore=tests/reports/test_verification.py
 
-# the studies, and what a first use compiles
+# the studies, the models that ship, and what a first use compiles
 test-studies: .venv/.test
-	.venv/bin/python -m pytest -q -n 2 --dist worksteal --durations 10 tests/studies tests/kernels/test_compiled.py
+	.venv/bin/python -m pytest -q -n 2 --dist worksteal --durations 10 tests/studies tests/reports/test_verification.py \
+		tests/kernels/test_compiled.py
 
 # which lines the same tests reach
 coverage: .venv/.test

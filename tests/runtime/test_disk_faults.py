@@ -599,7 +599,7 @@ def test_a_command_that_resumes_from_a_truncated_checkpoint(run, table):
     assert command(*options)[0] == 0
     path.write_bytes(path.read_bytes()[:1000])
     code, output = command(*options, "--resume")
-    assert code == 1 and f"Error: {path} is damaged" in output and "or remove it and make it anew" in output
+    assert code == 1 and f"Error: {path} is damaged" in output and "or remove it and make it again" in output
     assert path.stat().st_size == 1000
     path.unlink()
     assert command(*options, "--resume")[0] == 0
