@@ -333,5 +333,5 @@ def test_bad_requests_are_refused_before_any_work(root, tmp_path):
     with pytest.raises(datasets.DataError, match="none of the data is available"):
         reproduce("table1", tmp_path / "w", tmp_path / "o", quick=True, root=tmp_path, download=False)
     refused = CliRunner().invoke(app, ["reproduce", "table9"])
-    assert refused.exit_code == 1 and "there is no 'table9'" in refused.output
+    assert refused.exit_code == 2 and "'table9'" in refused.output
     assert QUICK.samples is not None and FULL.samples is None
