@@ -20,7 +20,6 @@ from lrrn.bounds import LipschitzBound
 from lrrn.certificates import energy_interval
 from lrrn.datasets.rows import mapped, release
 from lrrn.estimators.images import as_table, check_images, checked_widths
-from lrrn.estimators.parameters import STANDARDIZE as STANDARDIZE
 from lrrn.estimators.parameters import check_common, checked_device, checked_size, plain_beta
 from lrrn.estimators.resuming import check_same_pretraining
 from lrrn.estimators.scaling import Scaling, fitted, warn_of_scale

@@ -97,7 +97,7 @@ def check_numbers(model: Any) -> None:
 
 
 def check_run(model: Any) -> None:
-    """Raise ValueError for what a run takes beside its settings: files, callbacks, how much it tells."""
+    """Raise ValueError for what a run takes beside its settings: files, callbacks, verbosity."""
     for name in ("checkpoint", "log"):
         path = getattr(model, name)
         if path is not None and not isinstance(path, str | os.PathLike):

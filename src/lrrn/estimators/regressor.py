@@ -249,10 +249,8 @@ class LRRNRegressor(RegressorMixin, LiftedEstimator):  # type: ignore[misc]
             known = np.flatnonzero(counts)
             kept, held = split_off_validation(len(known), self.validation_fraction, seed, None)
             rows, held = known[kept], known[held]
-            x_held, y_held = (
-                self.scaling.apply(features[held], torch.float64, device),
-                torch.as_tensor(targets[held]).to(device),
-            )
+            x_held = self.scaling.apply(features[held], torch.float64, device)
+            y_held = torch.as_tensor(targets[held]).to(device)
 
             def validate(net: LRRN) -> float:
                 return -float((self._infer(x_held, on_failure="warn").output - y_held).square().mean())

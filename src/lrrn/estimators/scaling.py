@@ -16,7 +16,7 @@ from lrrn.linalg.verified import EPS
 Array = NDArray[Any]
 LARGE, UNEVEN, LOOKED_AT = 5.0, 30.0, 2000
 """Root mean square of the features, and their largest standard deviation over the median one, above which a fit warns; and the
-most samples that it looks at for that."""
+largest number of samples used for this check."""
 SQUARABLE = 300
 """Largest exponent of two, of either sign, of values whose squares are summed as they are."""
 SMALLEST, LARGEST, APART = 1e-250, 1e250, 1e250

@@ -155,8 +155,8 @@ class Dense:
 
 
 FEW = 8
-"""Number of input channels below which patches are faster for transposed convolutions on the CPU. In float32, oneDNN computes 8
-or 16 channels of an image at once, and takes up to 15 times as long as patches for one or three."""
+"""Number of input channels below which patches are faster for transposed convolutions on the CPU: in float32, oneDNN takes
+several times as long for images of one or three channels. From eight on, it is as fast or faster."""
 KEPT_ENTRIES = 2**20
 """Largest table of places that is kept for later calls."""
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel, LRRNRegressor
-from lrrn.estimators._base import STANDARDIZE, LiftedEstimator
+from lrrn.estimators._base import LiftedEstimator
 from lrrn.estimators.objectives import OBJECTIVES
+from lrrn.estimators.parameters import STANDARDIZE
 from lrrn.network.solution import ON_FAILURE
 from lrrn.persistence.values import Unfit, brief
 from lrrn.solvers import SOLVERS
