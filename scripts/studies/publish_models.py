@@ -140,7 +140,7 @@ def _of_record(folder: Path, model: LRRNClassifier, X: Any, y: Any) -> tuple[Any
     predicted[~right] = model.predict(X[~right])
     if (predicted[~right] == y[~right]).any():
         raise SystemExit(f"{folder}: labels that are wrong in the record are right here; prove the radii here instead")
-    where = f"one {facts['device']}, lowered by {LOWER:g} and {LOWER_BY:g}"
+    where = f"one {facts['device']}, lowered by {100 * LOWER:g} % and then by {LOWER_BY:g}"
     lowered = np.maximum(radius * (1 - LOWER) - LOWER_BY, 0.0)
     return predicted, lowered, {"device of proof": where, "seconds of proof": facts["seconds"]}
 

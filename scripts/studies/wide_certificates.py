@@ -1,8 +1,8 @@
 """Certificates of a wide MNIST network (784-2048-10, margin loss) by products with its weights, and by matrices.
 
 Trains briefly and saves the model, or takes one by name. Then measures the first certificate from a cold start, the time per
-image after it, and, on the first images, radii and time of two other ways: the dual maximised by ascent, and the path with one
-multiplier per unit, whose constants have the budget of "auto".
+image after it, and, on the first images, radii and time of two other ways: the dual maximised by ascent, and the path by
+matrices, whose constants have the budget of "auto".
 """
 
 from __future__ import annotations

@@ -11,11 +11,13 @@ import torch
 
 import lrrn
 from block_forms import exact_distance, hessian
+from local_problems import solved
 from lrrn.attacks import minimal_perturbation
 from lrrn.certificates import branching
 from lrrn.certificates.branching import Branching
 from lrrn.certificates.complementarity import Faces
 from lrrn.certificates.matrix_free import MatrixFreeForm
+from lrrn.certificates.shared import shared_duals
 from lrrn.linalg.operators import Dense
 from oracles import PlainQP, exhaustive, random_input, random_network
 
@@ -75,6 +77,56 @@ def test_no_more_is_proven_than_is_true_for_units_of_every_kind(depth, seed, tho
     for sample, lead, exact in found:
         square = Branching(form, INF).proven(sample, *PAIR, lead, min(2 * exact**2, 100.0))
         assert float(square) <= exact**2 * (1 + 1e-9)
+
+
+def by_matrices(seed, sizes, constraint="nonneg"):
+    """The same of a network's duals by matrices: samples, what is asked of them, and exact distances."""
+    net, x = random_network(sizes, constraint=constraint, scale=1.5, seed=seed), random_input(3, sizes[0], seed=seed + 1)
+    energy, (z, g) = net.energy_snapshot(torch.float64), solved(net, x)
+    y, dual = net.infer(x, tol=1e-12).output, shared_duals(energy)[0]
+    (lead, rival), label = _runners_up(y), y.argmax(1)
+    n, first, rows = z.shape[1], net.W[0].detach().numpy(), net.W[-1].detach()
+    lo, hi = (bound[0, :n].numpy() for bound in energy.box)
+    h, b, q = energy.free_hessian.dense().numpy(), np.zeros((n, sizes[0])), energy.free(x).q.numpy()
+    b[: len(first)] = 2 * first  # 1 + beta_0
+    c = np.zeros((len(x), n))
+    c[:, -rows.shape[1] :] = (rows[label] - rows[rival]).numpy()
+    found = []
+    for i in range(len(x)):
+        sample = dual.problem.sample(z[i : i + 1], g[i : i + 1], torch.full((1,), 1e-11, dtype=torch.float64))
+        exact = exact_distance(h, b, q[i], lo, hi, c[i], float(lead[i]), z[i].numpy())
+        found.append((sample, (label[i : i + 1], rival[i : i + 1], lead[i : i + 1]), exact))
+    return dual, found
+
+
+def _runners_up(y):
+    best = y.max(1)
+    second = y.scatter(1, best.indices[:, None], -INF).max(1)
+    return best.values - second.values, second.indices
+
+
+@pytest.mark.parametrize("sizes", [(4, 6, 3), (4, 3, 3, 3)])
+@pytest.mark.parametrize("seed", range(3))
+def test_all_branches_by_matrices_reach_the_exact_distance_too(seed, sizes, thorough):
+    dual, found = by_matrices(seed, sizes)
+    gained = 0
+    for sample, question, exact in found:
+        goal = torch.tensor([min(2 * exact**2, 100.0)], dtype=torch.float64)
+        without = float(dual.proven(sample, *question, goal))
+        square = float(Branching(dual, INF).proven(sample, *question, goal))
+        assert without <= square <= exact**2 * (1 + 1e-9)
+        assert exact >= 10 or math.sqrt(square) > 0.95 * exact
+        gained += square > 1.001 * without
+    assert gained
+
+
+@pytest.mark.parametrize("constraint", ["box", (-INF, 0.2), (0.0, 0.5)])
+def test_by_matrices_no_more_is_proven_than_is_true(constraint, thorough):
+    for seed in range(3):
+        dual, found = by_matrices(seed, (4, 3, 3, 3), constraint)
+        for sample, question, exact in found:
+            square = Branching(dual, INF).proven(sample, *question, min(2 * exact**2, 100.0))
+            assert float(square) <= exact**2 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("assumed", ["active", "inactive"])

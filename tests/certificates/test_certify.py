@@ -69,10 +69,12 @@ def test_where_units_have_two_bounds_the_default_is_the_larger_of_both():
     assert found.method == "shared" and (found.radius >= today.radius * (1 - 1e-3)).all()
 
 
-@pytest.mark.parametrize("limit", ["UNITS", "OUTPUTS"])
-def test_beyond_its_sizes_the_default_is_the_multiplier_bound(monkeypatch, limit):
-    net, x = random_network((6, 9, 7, 3), scale=1.5, seed=4), random_input(30, 6, seed=5)
-    monkeypatch.setattr(f"lrrn.certificates.radius.{limit}", {"UNITS": 15, "OUTPUTS": 2}[limit])
+@pytest.mark.parametrize(("limit", "most", "beta"), [("SEARCHED", 15, (1, 0, 0)), ("WIDE_UNITS", 15, 1.0), ("OUTPUTS", 2, 1.0)])
+def test_beyond_its_sizes_the_default_is_the_multiplier_bound(monkeypatch, limit, most, beta):
+    """The first size is that of networks in which one multiplier per layer is not admissible."""
+    net, x = random_network((6, 9, 7, 3), beta=beta, scale=1.5, seed=4), random_input(30, 6, seed=5)
+    monkeypatch.setattr("lrrn.certificates.radius.SEARCHED", 15)
+    monkeypatch.setattr(f"lrrn.certificates.radius.{limit}", most)
     found = lrrn.certify(net, x, seconds=0.5)
     assert found.method == "multiplier"
     assert torch.equal(found.radius, lrrn.certify(net, x, "multiplier", seconds=0.5).radius)

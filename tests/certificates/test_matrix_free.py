@@ -383,7 +383,7 @@ def test_convolutions_prove_what_their_matrices_prove():
 def test_wide_networks_are_certified_without_a_factorisation(monkeypatch):
     net, x = rescaled(random_network((12, 300, 4), seed=1), 3.0), random_input(6, 12, seed=2)
     refuse = lambda *_, **__: pytest.fail("this needs a matrix of the size of the units")  # noqa: E731
-    for name in ("local_problem", "shared_form"):
+    for name in ("local_problem", "shared_duals"):
         monkeypatch.setattr(radius_module, name, refuse)
     certificate = lrrn.certify(net, x)
     energy = net.energy_snapshot(torch.float64)
@@ -401,8 +401,8 @@ def test_wide_networks_are_certified_without_a_factorisation(monkeypatch):
         ((5, 256, 3), 1.0, False),
         ((5, 257, 3), 1.0, True),
         ((5, 257, 3), (0.0, 0.0), False),
-        ((5, 600, 424, 3), 1.0, False),
-        ((5, 600, 425, 3), 1.0, True),
+        ((5, 1200, 848, 3), 1.0, False),
+        ((5, 1200, 849, 3), 1.0, True),
         ((5, 3), 1.0, False),
     ],
 )
@@ -411,8 +411,8 @@ def test_the_way_depends_on_the_structure_alone(sizes, beta, taken):
 
 
 def test_both_ways_find_similar_radii(monkeypatch):
-    """One hidden layer: no less without a matrix; two layers: nearly as much."""
-    for sizes, typical, least in (((8, 12, 4), 0.99, 0.9), ((8, 10, 9, 4), 0.9, 0.7)):
+    """One hidden layer: no less without a matrix; two layers: less, since matrices allow multipliers of single units too."""
+    for sizes, typical, least in (((8, 12, 4), 0.99, 0.9), ((8, 10, 9, 4), 0.85, 0.7)):
         for gamma, norm in ((0.5, 0.5), (0.125, 2.0), (1.0, 6.0)):
             net, x = rescaled(random_network(sizes, gamma=gamma, seed=0), norm), random_input(20, 8)
             by_matrices = lrrn.certify(net, x, "shared")

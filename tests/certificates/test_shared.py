@@ -13,20 +13,14 @@ import torch
 import lrrn
 from local_problems import BY_HAND, CONSTRAINTS, solved
 from lrrn.attacks import minimal_perturbation
+from lrrn.bounds.multiplier import MultiplierProblem
 from lrrn.certificates.complementarity import LocalProblem, Sample
-from lrrn.certificates.shared import SharedForm, shared_form
+from lrrn.certificates.matrix_free import form_of
+from lrrn.certificates.nearest import Largest
+from lrrn.certificates.shared import SharedForm, shared_duals
 from oracles import random_input, random_network
 
-shared_module = sys.modules["lrrn.certificates.shared"]
-WAYS = {"splitting": 1024, "descent": 0}
-"""Number of unknowns up to which the dual is solved by splitting."""
-
-
-@pytest.fixture(params=WAYS)
-def way(request, monkeypatch):
-    """Solve the dual in each of the two ways."""
-    monkeypatch.setattr(shared_module, "FEW", WAYS[request.param])
-    return request.param
+shared_module, radius_module = (sys.modules[f"lrrn.certificates.{name}"] for name in ("shared", "radius"))
 
 
 def case(constraint="nonneg", sizes=(6, 7, 5, 3), n=12, seed=2):
@@ -42,7 +36,7 @@ def case(constraint="nonneg", sizes=(6, 7, 5, 3), n=12, seed=2):
     others = y[rows].index_fill(1, torch.tensor([label]), -math.inf)
     lead, rival = (y[rows, label] - others.amax(1)), others.argmax(1)
     sample = form.problem.sample(z[rows], g[rows], torch.full((len(rows),), 1e-12, dtype=torch.float64))
-    return form.of(label), sample, (torch.full_like(rival, label), rival, lead)
+    return form.dual, sample, (torch.full_like(rival, label), rival, lead)
 
 
 def least(form, by_v, by_u):
@@ -56,7 +50,7 @@ def least(form, by_v, by_u):
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
-def test_a_proven_value_is_just_below_that_of_the_lagrangian(constraint, way):
+def test_a_proven_value_is_just_below_that_of_the_lagrangian(constraint):
     dual, sample, (label, rival, lead) = case(constraint)
     terms, problem = dual.terms(sample, label, rival, lead), dual.problem
     of_v, of_w = terms.slopes(sample)
@@ -69,7 +63,7 @@ def test_a_proven_value_is_just_below_that_of_the_lagrangian(constraint, way):
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
-def test_the_solution_is_the_best_of_its_kind(constraint, way):
+def test_the_solution_is_the_best_of_its_kind(constraint):
     """No other multipliers with the same products do better: moved ones do not, and those of a closer solve hardly."""
     dual, sample, question = case(constraint)
     best, generator = dual.proven(sample, *question), torch.Generator().manual_seed(0)
@@ -86,7 +80,7 @@ def test_the_solution_is_the_best_of_its_kind(constraint, way):
                 ceiling=torch.where(dual.problem.two_sided, (terms.ceiling + scale * size * noise["ceiling"]), 0.0),
                 sign=torch.where(dual.problem.two_sided, 0.0, (terms.sign + scale * size * (noise["sign"] - 0.5)).clamp(min=0)),
             )
-            assert (dual.proven_by(sample, *question, moved) <= best * (1 + 1e-4) + 1e-9).all()
+            assert (dual.proven_by(sample, *question, moved)[0] <= best * (1 + 1e-4) + 1e-9).all()
 
 
 @pytest.mark.parametrize("constraint", ["nonneg", "box", (-math.inf, 0.2)])
@@ -106,10 +100,10 @@ def test_whatever_a_solver_returns_multipliers_are_not_negative_and_the_proof_is
         assert (dual.proven(sample, *question) <= best * (1 + 1e-4) + 1e-9).all()
 
 
-def test_where_a_solver_fails_the_global_radius_stands(monkeypatch, way):
+def test_where_a_solver_fails_the_global_radius_stands(monkeypatch):
     net, x = random_network((6, 7, 5, 3), scale=1.5, seed=2), random_input(12, 6, seed=3)
     wide = lrrn.certify(net, x, "multiplier").radius
-    solver = type(shared_form(net.energy_snapshot(torch.float64)).of(0).solver)
+    solver = type(shared_duals(net.energy_snapshot(torch.float64))[0].solver)
     nothing = lambda _, label, rival, lead, q, *rest: (lead * math.nan, q * math.nan)  # noqa: E731
     monkeypatch.setattr(solver, "maximised", nothing)
     assert bool((wide > 0).any()) and torch.equal(lrrn.certify(net, x, "shared").radius, wide)
@@ -129,11 +123,11 @@ def test_a_lower_bound_holds_for_every_form_within_the_error(share):
     # the worst of them has as much less of |v|^2, of |u|^2 and of one
     worst = matrix - error * torch.eye(m + r, dtype=torch.float64)
     exactly = -(linear * torch.linalg.solve(worst, linear.mT).mT).sum(1) / 4 - error
-    bound = form.lower_bound(by_v, by_u, torch.full((5,), error, dtype=torch.float64))
+    bound, *_ = form.lower_bound(by_v, by_u, torch.full((5,), error, dtype=torch.float64))
     assert (bound <= exactly).all()
     if share < 1e-3:
         torch.testing.assert_close(bound, exactly, rtol=1e-4, atol=1e-6)
-    assert (form.lower_bound(by_v, by_u, torch.full((5,), 1.01 * smallest, dtype=torch.float64)) == -math.inf).all()
+    assert (form.lower_bound(by_v, by_u, torch.full((5,), 1.01 * smallest, dtype=torch.float64))[0] == -math.inf).all()
 
 
 def one_unit(low, slack, c, high=math.inf, error=0.0):
@@ -150,11 +144,11 @@ def one_unit(low, slack, c, high=math.inf, error=0.0):
         two_sided=torch.tensor([high < math.inf]),
     )
     sample = Sample(*(t([value]) for value in (low, high, slack)), *torch.zeros(3, 1, dtype=torch.float64))
-    return SharedForm(problem).of(0), sample
+    return SharedForm(problem).dual, sample
 
 
 @pytest.mark.parametrize(("low", "slack", "c", "high", "nearest"), BY_HAND)
-def test_one_unit_by_hand(low, slack, c, high, nearest, way):
+def test_one_unit_by_hand(low, slack, c, high, nearest):
     question = torch.tensor([0]), torch.tensor([1]), torch.ones(1, dtype=torch.float64)
     dual, sample = one_unit(low, slack, c, high)
     assert nearest**2 * (1 - 3e-2) <= float(dual.proven(sample, *question)) <= nearest**2
@@ -181,34 +175,13 @@ def test_an_inexact_answer_at_the_sample_is_no_obstacle():
     assert float(loose.radius[same].median()) > 0
 
 
-def test_samples_do_not_depend_on_each_other(monkeypatch, way):
+def test_samples_do_not_depend_on_each_other(monkeypatch):
     net, x = random_network((6, 9, 7, 4), scale=1.5, seed=6), random_input(30, 6, seed=7)
     together = lrrn.certify(net, x, "shared").radius
     alone = torch.cat([lrrn.certify(net, row[None], "shared").radius for row in x])
     torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-9)
     monkeypatch.setattr(shared_module, "ROWS", 3)
-    monkeypatch.setattr(shared_module, "CACHE", 0)
-    shared_form(net.energy_snapshot(torch.float64)).duals.clear()
     torch.testing.assert_close(together, lrrn.certify(net, x, "shared").radius, rtol=1e-3, atol=1e-9)
-    assert len(shared_form(net.energy_snapshot(torch.float64)).duals) == 1
-
-
-@pytest.mark.parametrize("share", [0.3, 100.0])
-def test_labels_may_share_a_hessian(monkeypatch, share):
-    monkeypatch.setattr(shared_module, "FEW", WAYS["descent"])
-    net, x = random_network((6, 9, 7, 4), scale=1.5, seed=6), random_input(40, 6, seed=7)
-    apart = lrrn.certify(net, x, "shared")
-    assert len(apart.prediction.unique()) > 2 and shared_form(net.energy_snapshot(torch.float64)).n_labels == 1
-    monkeypatch.setattr(shared_module, "PAIRS", share)
-    vars(shared_form(net.energy_snapshot(torch.float64))).pop("n_labels")
-    shared_form(net.energy_snapshot(torch.float64)).duals.clear()
-    together = lrrn.certify(net, x, "shared")
-    n_labels = shared_form(net.energy_snapshot(torch.float64)).n_labels
-    assert n_labels == (4 if share > 1 else int(share * 2 * 16) // 4) and len(
-        shared_form(net.energy_snapshot(torch.float64)).duals
-    ) <= -(-4 // n_labels)
-    torch.testing.assert_close(together.radius, apart.radius, rtol=1e-2, atol=1e-9)
-    assert (together.radius <= minimal_perturbation(net, x, together.prediction, seed=0).distance).all()
 
 
 def test_where_one_size_counts_nothing_beyond_it_is_looked_for():
@@ -221,16 +194,56 @@ def test_where_one_size_counts_nothing_beyond_it_is_looked_for():
     assert bool(above.any()) and torch.equal(decided[above], wide[above])
 
 
-def test_wide_and_narrow_networks_are_solved_in_their_own_ways(monkeypatch):
-    x, radii = random_input(20, 6, seed=11), {}
-    for way, few in WAYS.items():
-        monkeypatch.setattr(shared_module, "FEW", few)
-        net = random_network((6, 9, 7, 3), scale=1.5, seed=10)
-        radii[way] = lrrn.certify(net, x, "shared").radius
-        solver = shared_form(net.energy_snapshot(torch.float64)).of(0).solver
-        assert type(solver).__name__.lower() == way
-    assert (radii["splitting"] >= radii["descent"] * (1 - 1e-4)).all()
-    torch.testing.assert_close(radii["splitting"], radii["descent"], rtol=1e-2, atol=1e-9)
+def test_in_small_networks_the_better_of_two_families_of_multipliers_counts_for_every_pair(monkeypatch):
+    """Those per unit, found by a search, and one per layer; each alone is worse for some sample."""
+    net, x = random_network((6, 9, 7, 4), scale=1.5, seed=6), random_input(40, 6, seed=7)
+    both = lrrn.certify(net, x, "shared").radius
+    duals = shared_duals(net.energy_snapshot(torch.float64))
+    assert len(duals) == 2
+    per_layer = duals[0].form.lam / form_of(net.energy_snapshot(torch.float64)).lam
+    torch.testing.assert_close(per_layer, per_layer.mean().expand_as(per_layer), rtol=1e-12, atol=0)
+    alone = []
+    for dual in duals:
+        monkeypatch.setattr(radius_module, "shared_duals", lambda _, dual=dual: (dual,))
+        alone.append(lrrn.certify(net, x, "shared").radius)
+        assert (both >= alone[-1] * (1 - 1e-4)).all() and (both > alone[-1] * 1.01).any()
+    assert (both <= minimal_perturbation(net, x, lrrn.certify(net, x).prediction, seed=0).distance).all()
+
+
+def test_beyond_small_networks_multipliers_of_units_are_not_searched_for(monkeypatch):
+    monkeypatch.setattr(shared_module, "SEARCHED", 15)
+    monkeypatch.setattr(radius_module, "SEARCHED", 15)
+    refuse = lambda *_, **__: pytest.fail("this searches for multipliers")  # noqa: E731
+    monkeypatch.setattr(MultiplierProblem, "searched", refuse)
+    net, x = random_network((6, 9, 7, 4), scale=1.5, seed=6), random_input(20, 6, seed=7)
+    certificate = lrrn.certify(net, x)
+    assert certificate.method == "shared" and not certificate.by_products
+    assert len(shared_duals(net.energy_snapshot(torch.float64))) == 1
+    spectral = lrrn.certify(net, x, "spectral").radius
+    assert (certificate.radius >= spectral).all() and (certificate.radius > spectral * 1.1).any()
+
+
+def test_the_largest_bound_counts_and_later_duals_see_only_what_is_left():
+    asked = []
+
+    class Known:
+        n_outputs = 3
+
+        def __init__(self, values):
+            self.values = torch.tensor(values, dtype=torch.float64)
+
+        def drift(self, sample, label, rival):
+            return torch.zeros(len(label))
+
+        def proven(self, sample, label, rival, lead, goal):
+            asked.append(label.tolist())
+            return self.values[label]
+
+    sample = case(n=40)[1]
+    sample, label = sample.take(torch.arange(4)), torch.arange(4)
+    largest = Largest([Known([1.0, 5.0, math.nan, -math.inf]), Known([2.0, 9.0, 3.0, math.nan])])
+    found = largest.proven(sample, label, label, torch.ones(4, dtype=torch.float64), 4.0)
+    assert found.tolist() == [2.0, 5.0, 3.0, -math.inf] and asked == [[0, 1, 2, 3], [0, 2, 3]]
 
 
 def test_networks_without_hidden_units_and_hopeless_ones():

@@ -68,7 +68,7 @@ def test_radii_of_the_record_are_published_lowered(trained, tmp_path):
     assert np.array_equal(radii.predicted, model.predict(X))
     assert (radii.radius <= exact).all() and np.allclose(radii.radius, np.maximum(0.999 * exact - 1e-3, 0), atol=1e-6)
     assert verify(entry, X, y, 20).stands
-    assert "one a device, lowered by 0.001 and 0.001" in (tmp_path / "models" / "a.md").read_text()
+    assert "one a device, lowered by 0.1 % and then by 0.001" in (tmp_path / "models" / "a.md").read_text()
 
 
 def test_nearer_attacks_on_the_same_weights_stay_published(trained, tmp_path):

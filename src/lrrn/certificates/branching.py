@@ -1,21 +1,22 @@
 """Branch and bound on single units: larger radii where the relaxation of the complementarity limits them.
 
-At a perturbed input, a unit with a lower bound only is at its bound (v + low = 0) or has no gradient (w + slack = 0). The dual
-of ``matrix_free`` relaxes this to a product. A branch assumes one of the two as an equation, whose multiplier has either
-sign, so that its dual is larger. The smallest bound of the leaves of a tree holds for the sample. All leaves of all samples are
-problems of one batch, since the quadratic part does not depend on the branch. See docs/theory/matrix-free.md.
+At a perturbed input, a unit with a lower bound only is at its bound (v + low = 0) or has no gradient (w + slack = 0). The
+duals of ``shared`` and ``matrix_free`` relax this to a product. A branch assumes one of the two as an equation, whose
+multiplier has either sign, so that its dual is larger. The smallest bound of the leaves of a tree holds for the sample. All
+leaves of all samples are problems of one batch, since the quadratic part does not depend on the branch. See
+docs/theory/matrix-free.md.
 """
 
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
 from lrrn.certificates.complementarity import Faces, Sample
-from lrrn.certificates.matrix_free import MatrixFreeForm
+from lrrn.certificates.nearest import Dual
 
 LEAVES, FEW = 2048, 32
 """Largest number of branches of a sample and a pair of outputs, with and without a target, if no other is given."""
@@ -23,38 +24,57 @@ NEAR = 1.06
 """Branches are tried for a target up to this multiple of the radius without them; without a target, for that multiple."""
 
 
+class Branchable(Dual, Protocol):
+    """What branch and bound needs of a dual."""
+
+    @property
+    def rows(self) -> int:
+        """Samples per batch."""
+        ...
+
+    @property
+    def splits(self) -> Tensor:
+        """Whether branches may split on a unit, of shape (m,): it has a lower bound only."""
+        ...
+
+    def bounds(
+        self, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor, goal: Tensor, faces: Faces
+    ) -> tuple[Tensor, Tensor]:
+        """Return proven bounds for branches, and (v + low) (w + slack) at the minimiser."""
+        ...
+
+
 @final
 class Branching:
-    """Proves bounds like a form, with branches where the form's own bound falls short of the goal by little.
+    """Proves bounds like a dual, with branches where the dual's own bound falls short of the goal by little.
 
     Parameters
     ----------
-    form : MatrixFreeForm
+    dual : Branchable
     target_radius : float
         Radius of interest; infinite for the largest one.
     branches : int, optional
         Largest number of branches of a sample and a pair of outputs; ``LEAVES`` with a target and ``FEW`` without if not given.
     """
 
-    def __init__(self, form: MatrixFreeForm, target_radius: float, branches: int | None = None) -> None:
-        self.form, self.has_target = form, math.isfinite(target_radius)
+    def __init__(self, dual: Branchable, target_radius: float, branches: int | None = None) -> None:
+        self.dual, self.has_target = dual, math.isfinite(target_radius)
         self.branches = (LEAVES if self.has_target else FEW) if branches is None else branches
 
     @property
     def n_outputs(self) -> int:
         """Number of outputs."""
-        return self.form.n_outputs
+        return self.dual.n_outputs
 
     def drift(self, sample: Sample, label: Tensor, rival: Tensor) -> Tensor:
         """Return what the errors of eliminated units take from the leads."""
-        return self.form.drift(sample, label, rival)
+        return self.dual.drift(sample, label, rival)
 
     def proven(self, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor, goal: float | Tensor = math.inf) -> Tensor:
         """Return proven lower bounds on the squared norm of a perturbation that reduces the lead to zero."""
         goal = torch.as_tensor(goal, dtype=lead.dtype, device=lead.device).expand_as(lead)
-        c, c_error = self.form.slopes(label, rival)
         everything = torch.arange(len(lead), device=lead.device)
-        root, unit = self._bounds(sample, everything, (c, c_error, lead, goal), _no_path(lead))
+        root, unit = self._bounds(sample, everything, (label, rival, lead, goal), _no_path(lead))
         near, leaves = root * NEAR**2, self.branches
         # a goal of minus infinity ends the search
         sought = torch.where(goal <= near, goal, -math.inf) if self.has_target else torch.minimum(goal, near)
@@ -69,7 +89,7 @@ class Branching:
             state = torch.cat([state, state])
             state[: len(state) // 2, -1] = True
             tried.index_add_(0, rows, torch.ones_like(bound))
-            new, unit = self._bounds(sample, rows, (c, c_error, lead, sought), (path, state))
+            new, unit = self._bounds(sample, rows, (label, rival, lead, sought), (path, state))
             # what holds for a branch holds for the branches of it; a NaN proves nothing
             bound = torch.fmax(bound, new)
             still = bound < sought[rows]
@@ -86,20 +106,20 @@ class Branching:
         return found
 
     def _bounds(
-        self, sample: Sample, rows: Tensor, problem: tuple[Tensor, float, Tensor, Tensor], path: tuple[Tensor, Tensor]
+        self, sample: Sample, rows: Tensor, problem: tuple[Tensor, Tensor, Tensor, Tensor], path: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return proven bounds, and the unit to branch on: that with the largest product, or -1 if none has any.
 
-        ``rows`` are the samples of the branches, ``problem`` the slopes, their error, the leads and the goals of all samples.
+        ``rows`` are the samples of the branches, ``problem`` the labels, rivals, leads and goals of all samples.
         """
-        (c, c_error, lead, goal), bounds, units = problem, [], []
-        at_once = self.form.rows
+        bounds, units = [], []
+        at_once = self.dual.rows
         # in batches: vectors of the size of all units for thousands of branches of a sample need not fit into memory
         for some, units_of, state in zip(rows.split(at_once), path[0].split(at_once), path[1].split(at_once), strict=True):
-            here, slopes, leads, faces = sample.take(some), c[some], lead[some], self._faces(units_of, state)
-            terms = self.form.terms(here, slopes, leads, goal[some], faces)
-            bound, product = self.form.lower_bound(here, slopes, c_error, leads, terms)
-            splits = self.form.below & ~self.form.above & ~(faces.active | faces.inactive)
+            faces = self._faces(units_of, state)
+            label, rival, lead, goal = (each[some] for each in problem)
+            bound, product = self.dual.bounds(sample.take(some), label, rival, lead, goal, faces)
+            splits = self.dual.splits & ~(faces.active | faces.inactive)
             most = product.abs().nan_to_num(0.0).masked_fill(~splits, 0.0).max(-1)
             bounds.append(bound)
             units.append(torch.where(most.values > 0, most.indices, -1))
@@ -107,7 +127,7 @@ class Branching:
 
     def _faces(self, path: Tensor, state: Tensor) -> Faces:
         """Return the equations of branches: ``path`` holds units, and ``state`` whether they are active."""
-        chosen = torch.zeros((len(path), len(self.form.lam)), dtype=torch.bool, device=path.device)
+        chosen = torch.zeros((len(path), len(self.dual.splits)), dtype=torch.bool, device=path.device)
         active = chosen.scatter(1, path, state)
         return Faces(chosen.scatter(1, path, ~state), active)
 

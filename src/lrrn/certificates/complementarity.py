@@ -145,7 +145,7 @@ class Terms:
 
 @final
 class LocalProblem:
-    """The data common to all samples: the programme with free and fixed units eliminated, and initial multipliers.
+    """The data common to all samples: the programme with free and fixed units eliminated, and multipliers to begin with.
 
     The energy must be in float64 and have at least one unknown layer.
     """
@@ -175,15 +175,28 @@ class LocalProblem:
         rows = h.new_zeros((len(problem.read_out), n))
         rows[:, -problem.read_out.shape[1] :] = problem.read_out
         self.read_out = rows = rows * self.sign
-        lam = problem.searched(1.0, EVALUATIONS)
-        self.scales = _PairScales(problem, lam)
         self._eliminate(h, root, rows)
-        self.lam = lam[self.open]
         self.two_sided = self.hi[self.open].isfinite()
         # move everything from the CPU to the network's device
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(self.device))
+        self._multipliers = problem
+
+    @lazy
+    def _searched(self) -> Tensor:
+        with one_thread():
+            return self._multipliers.searched(1.0, EVALUATIONS)
+
+    @lazy
+    def lam(self) -> Tensor:
+        """Multipliers of the products of single units, for the network's Lipschitz constant; found by a search."""
+        return self._searched[self.open.cpu()].to(self.device)
+
+    @lazy
+    def scales(self) -> _PairScales:
+        """Scalings of these multipliers for pairs of outputs."""
+        return _PairScales(self._multipliers, self._searched)
 
     def _eliminate(self, h: Tensor, root: Tensor, rows: Tensor) -> None:
         """Eliminate the free units, whose conditions are equations; set h, root, c, d and bounds on their errors."""

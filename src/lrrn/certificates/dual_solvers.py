@@ -6,7 +6,7 @@ h = h_i - h_j of the Hessian and the entry k = (e_i - e_j)^T K (e_i - e_j):
 
     maximise  s m + q y - 1/2 (k s^2 + 2 s h y + y G y)  over  s >= 0,  lo <= y <= hi.
 
-A bound is proven for whatever point is returned, so these solvers stop early, by rules that depend on no clock.
+A bound is proven for whatever point is returned, so the solver stops early, by rules that depend on no clock.
 """
 
 from __future__ import annotations
@@ -17,14 +17,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lrrn.linalg.blocks import BlockTridiagonal, symmetrised
-from lrrn.qp import BoxQP, row_norms
-from lrrn.solvers import solve
+from lrrn.linalg.blocks import symmetrised
 
 RIDGE = 1e-9
 """Regularisation added to the diagonal of the scaled Hessian, which is singular: it has more multipliers than dimensions."""
-TOL, SWEEPS = 3e-4, 2000
-"""Tolerance and sweeps of accelerated gradients. A more accurate result hardly improves the bound."""
 PENALTY, RELAXATION = 0.3, 1.6
 """Penalty of the splitting, relative to the Hessian's diagonal, and its over-relaxation."""
 STRIDE, LONGEST = 10, 300
@@ -39,9 +35,8 @@ TOGETHER = 256
 class Splitting:
     """Douglas-Rachford splitting (ADMM): each iteration is one product with the inverse of G plus a multiple of its diagonal.
 
-    The inverse is computed once for all samples, which suits Hessians of up to some hundred unknowns. The first multiplier
-    is eliminated, so that samples of all pairs of outputs form one batch. Its bound needs no attention: the dual is not
-    positive for s = 0, so that s > 0 wherever the dual is of use.
+    The inverse is computed once for all samples, which suits Hessians of up to some thousand unknowns. The first multiplier
+    is eliminated, so that samples of all pairs of outputs form one batch.
     """
 
     def __init__(self, hessian: Tensor, cross: Tensor, gram: Tensor) -> None:
@@ -53,11 +48,6 @@ class Splitting:
         self.inverse = torch.cholesky_inverse(factor) if int(info) == 0 else torch.full_like(hessian, math.nan)
         self.cross, self.gram = cross * self.scale, gram
         self.solved = self.cross @ self.inverse
-
-    @property
-    def n_bytes(self) -> int:
-        """Size of the matrices."""
-        return 2 * self.hessian.numel() * self.hessian.element_size()
 
     def maximised(
         self, label: Tensor, rival: Tensor, lead: Tensor, q: Tensor, lo: Tensor, hi: Tensor, goal: Tensor
@@ -81,13 +71,12 @@ class Splitting:
         s, y = torch.zeros_like(lead), torch.zeros_like(q)
         rows = torch.arange(len(q), device=q.device)
         offset, state = q @ self.inverse, torch.zeros_like(q)
-        product = PENALTY * self.inverse
         for _ in range(0, LONGEST, STRIDE):
             for _ in range(STRIDE):
                 z = torch.clamp(state, lo, hi)
                 # minimise over y and s with the penalty |y - (2 z - state)|^2
-                x = torch.addmm(offset, 2 * z - state, product)
-                first = (lead - (h * x).sum(-1)) / left
+                x = torch.addmm(offset, 2 * z - state, self.inverse, alpha=PENALTY)
+                first = ((lead - (h * x).sum(-1)) / left).clamp(min=0.0)
                 x.addcmul_(solved, first[:, None], value=-1)
                 state = torch.add(state, x.sub_(z), alpha=RELAXATION)
             z = torch.clamp(state, lo, hi)
@@ -103,54 +92,3 @@ class Splitting:
                 rows, state, lead, goal, k, left = (t[keep] for t in (rows, state, lead, goal, k, left))
                 q, lo, hi, h, solved, offset = (t[keep] for t in (q, lo, hi, h, solved, offset))
         return s, y
-
-
-@final
-class Descent:
-    """Accelerated projected gradients, for wide networks: no inverse.
-
-    The first multiplier has one entry per pair of a label and another output; all but one of a sample's are fixed at zero.
-    """
-
-    def __init__(self, hessian: Tensor, cross: Tensor, gram: Tensor, labels: range) -> None:
-        """Prepare for the arguments of :class:`Splitting` and samples of some labels."""
-        self.labels, self.n_outputs = labels, len(gram)
-        pairs = torch.eye(self.n_outputs, dtype=gram.dtype, device=gram.device)
-        pairs = (pairs[labels.start : labels.stop, None] - pairs).flatten(0, 1)
-        self.n_pairs = len(pairs)
-        columns = pairs @ cross
-        whole = torch.cat([torch.cat([pairs @ gram @ pairs.mT, columns], 1), torch.cat([columns.mT, hessian], 1)])
-        # scale the diagonal to one; the pair of a label with itself is not valid, and its entry is fixed at zero
-        own = torch.arange(labels.start, labels.stop)
-        itself = self._pair(own, own)
-        self.scale = whole.diagonal().clamp(min=1e-300).rsqrt()
-        self.scale[itself] = 1.0
-        whole.mul_(self.scale).mul_(self.scale[:, None])
-        whole = symmetrised(whole)
-        whole.diagonal().add_(RIDGE)
-        whole[itself, itself] = 1.0
-        self.hessian = BlockTridiagonal((whole,), ())
-
-    def _pair(self, label: Tensor, rival: Tensor) -> Tensor:
-        return (label - self.labels.start) * self.n_outputs + rival
-
-    @property
-    def n_bytes(self) -> int:
-        """Size of the Hessian and of the solver's data derived from it."""
-        return 2 * self.hessian.diag[0].numel() * self.hessian.diag[0].element_size()
-
-    def maximised(
-        self, label: Tensor, rival: Tensor, lead: Tensor, q: Tensor, lo: Tensor, hi: Tensor, goal: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return s and y, approximately optimal; ``goal`` is not used."""
-        pair = self._pair(label, rival)
-        chosen = torch.nn.functional.one_hot(pair, self.n_pairs).to(q)
-        q = torch.cat([chosen * lead[:, None], q], 1) * self.scale
-        lo = torch.cat([torch.zeros_like(chosen), lo], 1)
-        hi = torch.cat([torch.where(chosen > 0, math.inf, chosen), hi], 1)
-        # the solution is proportional to q and the bounds: normalise, since tolerances are relative to max(1, |q|)
-        size = row_norms(q).clamp(min=1e-300)[:, None]
-        lo, hi = lo / self.scale / size, hi / self.scale / size
-        qp = BoxQP(self.hessian, q / size, lo, torch.maximum(lo, hi))
-        found = solve(qp, solver="accelerated", tol=TOL, max_sweeps=SWEEPS).z * self.scale * size
-        return found.gather(1, pair[:, None])[:, 0], found[:, self.n_pairs :]

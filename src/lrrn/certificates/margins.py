@@ -18,7 +18,7 @@ from lrrn.bounds.outputs import pair_constants
 from lrrn.certificates.complementarity import local_problem
 from lrrn.certificates.errors import SolveErrors
 from lrrn.certificates.matrix_free import form_of, matrix_free_radii, takes_operators
-from lrrn.certificates.shared import shared_form, shared_radii
+from lrrn.certificates.shared import shared_duals, shared_radii
 from lrrn.linalg import verified
 from lrrn.network import LRRN
 from lrrn.network.solution import Solution
@@ -86,7 +86,10 @@ def ruled_out(net: LRRN, x: Tensor, solution: Solution, eps: float, threshold: f
     g_error = energy.rounding.free.total(row_norms(z), row_norms(qp.q), row_norms(x))
     state = z, qp.gradient(z), g_error
     with nullcontext() if by_products else local_problem(energy).threads():
-        radii = partial(matrix_free_radii, form_of(energy)) if by_products else partial(shared_radii, shared_form(energy))
+        if by_products:
+            radii = partial(matrix_free_radii, form_of(energy))
+        else:
+            radii = partial(shared_radii, local_problem(energy), shared_duals(energy))
         for k in range(y.shape[1]):
             # the margin is above the threshold only where every other output leads by less than minus the threshold
             rounding = 4 * verified.EPS * (y.abs() + y[:, k, None].abs() + abs(threshold))

@@ -20,7 +20,7 @@ from lrrn.certificates.block_multipliers import Layers, block_multipliers, form_
 from lrrn.certificates.complementarity import Faces, Sample, Terms
 from lrrn.certificates.dual_batches import FINAL
 from lrrn.certificates.matrix_free_dual import MatrixFreeSolver
-from lrrn.certificates.shared import Dual, nearest_radii
+from lrrn.certificates.nearest import Dual, nearest_radii
 from lrrn.energy import LiftedEnergy
 from lrrn.linalg import verified
 from lrrn.linalg.operators import Dense, Operator
@@ -34,7 +34,7 @@ SHARE = 8
 """A batch takes at most one part in this many of a GPU's memory, however much of it is free: batches decide the last bits."""
 PER_UNIT = 400
 """Bytes per sample and per unit or input: vectors in use at once."""
-WIDE, WIDE_DEEP = 256, 1024
+WIDE, WIDE_DEEP = 256, 2048
 """Number of unknown units above which no matrix is used, with one and with several hidden layers."""
 SMALL = 1e-3
 """Smallest bound on a norm in use: multipliers grow without limit as it falls."""
@@ -143,6 +143,11 @@ class MatrixFreeForm:
         return self.pulls.sizes[-1] if self.read_out is None else self.read_out.shape[0]
 
     @property
+    def splits(self) -> Tensor:
+        """Whether branches may split on a unit: it has a lower bound only."""
+        return self.below & ~self.above
+
+    @property
     def rows(self) -> int:
         """Samples per batch."""
         memory = CHUNK
@@ -182,8 +187,20 @@ class MatrixFreeForm:
 
         ``lead`` holds the leads of ``label`` over ``rival``, above zero. A bound above ``goal`` need not be the largest.
         """
+        return self.bounds(sample, label, rival, lead, goal)[0]
+
+    def bounds(
+        self,
+        sample: Sample,
+        label: Tensor,
+        rival: Tensor,
+        lead: Tensor,
+        goal: float | Tensor = math.inf,
+        faces: Faces | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return such bounds, and the products of units at the minimiser: zero at every perturbed input."""
         c, c_error = self.slopes(label, rival)
-        return self.lower_bound(sample, c, c_error, lead, self.terms(sample, c, lead, goal))[0]
+        return self.lower_bound(sample, c, c_error, lead, self.terms(sample, c, lead, goal, faces))
 
     def terms(
         self, sample: Sample, c: Tensor, lead: Tensor, goal: float | Tensor = math.inf, faces: Faces | None = None
@@ -301,11 +318,15 @@ def matrix_free_radii(
 def takes_operators(energy: LiftedEnergy) -> bool:
     """Whether a network is so wide that its radii come from products with operators; by structure alone.
 
-    Below these sizes one multiplier per unit is affordable, and better in networks of several hidden layers.
+    Below these sizes matrices are affordable. In networks of several hidden layers, they are an order of magnitude faster.
     """
     limit = WIDE if energy.n_free == 1 else WIDE_DEEP
-    hidden = energy.beta[: max(1, energy.n_layers - 1)]
-    return energy.n_free > 0 and sum(energy.free_sizes) > limit and all(beta > 0 for beta in hidden)
+    return has_layer_multipliers(energy) and sum(energy.free_sizes) > limit
+
+
+def has_layer_multipliers(energy: LiftedEnergy) -> bool:
+    """Whether one multiplier per layer can be admissible: there are hidden layers, all with reconstruction terms."""
+    return energy.n_free > 0 and all(beta > 0 for beta in energy.beta[: max(1, energy.n_layers - 1)])
 
 
 @once_per_owner

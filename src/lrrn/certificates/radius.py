@@ -8,6 +8,7 @@ guarantee, of the solve at the perturbed input. Of the latter it is only known t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -20,8 +21,9 @@ from lrrn.certificates.complementarity import local_problem
 from lrrn.certificates.errors import SolveErrors, check_guarantee
 from lrrn.certificates.inputs import as_vectors, check_network
 from lrrn.certificates.local import local_radius
-from lrrn.certificates.matrix_free import form_of, matrix_free_radii, takes_operators
-from lrrn.certificates.shared import shared_form, shared_radii
+from lrrn.certificates.matrix_free import form_of, has_layer_multipliers, matrix_free_radii, takes_operators
+from lrrn.certificates.nearest import Dual
+from lrrn.certificates.shared import SEARCHED, shared_duals, shared_radii
 from lrrn.energy import LiftedEnergy
 from lrrn.network import LRRN
 from lrrn.network.solution import Solution, top_two
@@ -30,8 +32,8 @@ from lrrn.qp import DEFAULT_TOL, row_norms
 METHODS = ("auto", "paper", "pairwise", "spectral", "multiplier", "shared", "branched", "local")
 BY_SAMPLE = ("shared", "branched", "local")
 """Methods that start from constants and improve the radius per sample."""
-UNITS, WIDE_UNITS, OUTPUTS = 256, 4096, 128
-"""Largest numbers of unknown units for which "auto" is "shared" by a matrix and by products, and of outputs."""
+WIDE_UNITS, OUTPUTS = 4096, 128
+"""Largest numbers of unknown units and of outputs for which "auto" is "shared", if it needs no search for multipliers."""
 
 
 @final
@@ -110,7 +112,7 @@ def chosen_method(net: LRRN, method: str) -> str:
     if energy.n_free == 0:
         return "spectral"
     units = sum(energy.free_sizes)
-    cheap = units <= UNITS or (units <= WIDE_UNITS and _by_operators(energy, "shared"))
+    cheap = units <= SEARCHED or (units <= WIDE_UNITS and has_layer_multipliers(energy))
     if cheap and net.sizes[-1] <= OUTPUTS:
         return "shared"
     return "multiplier" if energy.has_matrices else "spectral"
@@ -130,7 +132,8 @@ def _by_operators(energy: LiftedEnergy, method: str) -> bool:
 def _first_method(net: LRRN, method: str, seconds: float | None) -> str:
     """Return the method of the constants from which a method starts."""
     chosen, energy = chosen_method(net, method), net.energy_snapshot(torch.float64)
-    if (seconds is None or not energy.has_matrices) and _by_operators(energy, chosen):
+    no_search = sum(energy.free_sizes) > SEARCHED and has_layer_multipliers(energy) and chosen in ("shared", "branched")
+    if (seconds is None or not energy.has_matrices) and (no_search or _by_operators(energy, chosen)):
         return "spectral"
     if method in BY_SAMPLE:
         return "multiplier"
@@ -167,15 +170,16 @@ def certify(
         paper's bound on the features, "spectral" from the tighter spectral bound, "multiplier" with one multiplier per unit,
         optimised for each pair. "shared" and "local" start from "multiplier" and solve a Lagrangian dual per sample, which
         depends on the state of each unit. "shared" solves it for all samples at once, in about a millisecond per sample at 128
-        units. With one hidden layer of more than 256 units, or more than 1,024 units in several layers, all with
-        reconstruction terms, "shared" needs products with the weights only: it has one multiplier per layer, starts from
-        "spectral", and no matrix of the size of the units is built or factored. "branched" is "shared" with branch and bound
-        on units that have a lower bound only, and meant for ``target_radius``: it raises radii that are below it by a few per
-        cent, and takes up to thousands of times as long for a sample. "local" solves the dual one sample at a time,
-        in a fraction of a second each. "auto" is "shared", started from "spectral", in networks of up to 128 outputs that have
-        up to 256 hidden units, or up to 4,096 for which "shared" needs products only. In others it is "multiplier" with a
-        budget of 5 s or, in networks with larger convolutions, "spectral"; there "shared" gives larger radii, in seconds per
-        sample. Where units have two bounds, "auto" takes the larger of these two radii in networks of up to 256 units.
+        units. If all hidden layers have reconstruction terms, it starts from "spectral" in networks of more than 256 units, and
+        no multipliers are searched for. With one hidden layer of more than 256 units, or more than 2,048 units in several
+        layers, it then needs products with the weights only: no matrix of the size of the units is built or factored.
+        "branched" is "shared" with branch and bound on units that have a lower bound only, and meant for ``target_radius``: it
+        raises radii that are below it by a few per cent, and takes up to thousands of times as long for a sample. "local"
+        solves the dual one sample at a time, in a fraction of a second each. "auto" is "shared", started from "spectral", in
+        networks of up to 128 outputs that have up to 256 hidden units, or up to 4,096 for which "shared" searches for no
+        multipliers. In others it is "multiplier" with a budget of 5 s or, in networks with larger convolutions, "spectral";
+        there "shared" gives larger radii, in seconds per sample. Where units have two bounds, "auto" takes the larger of these
+        two radii in networks of up to 256 units.
     guarantee : {"deployed", "exact"}, default="deployed"
         Whether to include the error of the solve at the perturbed input ("deployed") or not ("exact").
     seconds : float, optional
@@ -276,17 +280,17 @@ def _radii_by_sample(
     g = qp.gradient(z)
     g_error = energy.rounding.free.total(row_norms(z), row_norms(qp.q), row_norms(x))
     leads = torch.where(solution.converged[:, None], leads, 0.0)
-    by_products, radius = _by_operators(energy, method), leads.new_zeros(len(x))
-    if by_products or method == "branched":
+    if _by_operators(energy, method):
         form = form_of(energy)
-        dual = Branching(form, target_radius, branches) if method == "branched" else None
-        radius = matrix_free_radii(form, z, g, g_error, best, leads, rates, target_radius, dual)
-    if by_products:
-        return radius
+        branched = Branching(form, target_radius, branches) if method == "branched" else None
+        return matrix_free_radii(form, z, g, g_error, best, leads, rates, target_radius, branched)
     problem = local_problem(energy)
     with problem.threads():
-        shared = shared_radii(shared_form(energy), z, g, g_error, best, leads, rates, target_radius)
-        radius = torch.maximum(radius.to(shared.device), shared)
+        duals: Sequence[Dual] = shared_duals(energy)
+        if method == "branched":
+            # branches last: only where the other dual falls short
+            duals = [*duals[1:], *(Branching(dual, target_radius, branches) for dual in shared_duals(energy)[:1])]
+        radius = shared_radii(problem, duals, z, g, g_error, best, leads, rates, target_radius)
         if method == "local":
             leads, rates = leads.cpu(), rates.cpu()
             for k in ((radius > 0) & (radius < target_radius)).nonzero().squeeze(1).tolist():

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from lrrn.bounds.outputs import pair_constants
 from lrrn.certificates.complementarity import Sample, Terms
-from lrrn.certificates.dual_solvers import Splitting
-from lrrn.certificates.shared import SharedDual, SharedForm, shared_form
+from lrrn.certificates.shared import SharedDual, SharedForm, shared_duals
 from lrrn.network import LRRN
 from lrrn.qp import DEFAULT_TOL, row_norms
 from lrrn.runtime.threads import one_thread
@@ -27,6 +26,8 @@ VERSION = 1
 """Version of the layout of a written certificate."""
 DIGITS = 9
 """Significant digits of a multiplier."""
+UNITS = 512
+"""Largest number of units for which certificates are written."""
 CLAIMED = 1 - 1e-12
 """Factor on a radius for the rounding of its square root."""
 
@@ -69,10 +70,13 @@ def written_certificates(net: LRRN, x: Tensor, *, tol: float | None = None, max_
     x = x.to(torch.float64)
     solution = net.infer(x, tol=DEFAULT_TOL[torch.float64] if tol is None else tol, max_sweeps=max_sweeps)
     energy = net.energy_snapshot(torch.float64)
+    if sum(energy.free_sizes) > UNITS:
+        raise ValueError(f"certificates are written for at most {UNITS} units; got {sum(energy.free_sizes):,}")
     with one_thread():
-        form = shared_form(energy)
-        if not form.floor > 0 or not form.is_narrow:
-            raise ValueError("no quadratic form of this network is proven positive definite, or it is too wide for a checker")
+        duals = shared_duals(energy)
+        if not duals:
+            raise ValueError("no quadratic form of this network is proven positive definite")
+        form = duals[0].form
         z = torch.cat(solution.activations[: energy.n_free], dim=-1).clamp(min=0.0)
         rows = [row for some in torch.arange(len(x)).split(256) for row in _rows(net, form, x[some], z[some])]
     certificates = [{"index": index, **row} for index, row in enumerate(rows) if row["radius"] > 0]
@@ -92,7 +96,7 @@ def _rows(net: LRRN, form: SharedForm, x: Tensor, z: Tensor) -> list[dict[str, A
     qp = energy.free(x)
     g = qp.gradient(z)
     g_error = energy.rounding.free.total(row_norms(z), row_norms(qp.q), row_norms(x))
-    sample, dual = form.problem.sample(z, g, g_error), form.of(0)
+    sample, dual = form.problem.sample(z, g, g_error), form.dual
     features = z[:, -net.sizes[-2] :]
     bias = energy.b[-1]
     y = features @ energy.weights[-1].mT + (0.0 if bias is None else bias)
@@ -106,7 +110,7 @@ def _rows(net: LRRN, form: SharedForm, x: Tensor, z: Tensor) -> list[dict[str, A
         full = _shortened(dual.terms(sample, label, rival, lead))
         plain = _global_terms(dual, sample, label, rival, lead)
         for squared, terms in ((squares, full), (simple, plain)):
-            squared[:, j] = torch.where(other, dual.proven_by(sample, label, rival, lead, terms), math.inf)
+            squared[:, j] = torch.where(other, dual.proven_by(sample, label, rival, lead, terms)[0], math.inf)
         found.append((full, plain))
     # a square that is not a number proves nothing
     least = squares.maximum(simple).nan_to_num(nan=0.0, posinf=math.inf).amin(-1)
@@ -129,7 +133,6 @@ def _rows(net: LRRN, form: SharedForm, x: Tensor, z: Tensor) -> list[dict[str, A
 
 def _global_terms(dual: SharedDual, sample: Sample, label: Tensor, rival: Tensor, lead: Tensor) -> Terms:
     """Return the multipliers of a bound by a Lipschitz constant, Proposition 1: all but the first are common to all rivals."""
-    assert isinstance(dual.solver, Splitting)  # as in every narrow network
     lam, gram = dual.form.lam, dual.solver.gram
     bend = gram[label, label] + gram[rival, rival] - 2 * gram[label, rival]
     sigma = (lead / bend.clamp(min=1e-300)).nan_to_num(0.0)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from lrrn.attacks.perturbations import minimal_perturbation, pgd
-from lrrn.certificates.matrix_free import takes_operators
+from lrrn.certificates.shared import SEARCHED
 from lrrn.datasets.rows import ArrayRows, Rows
 from lrrn.estimators import LRRNClassifier, LRRNEnergyModel
 from lrrn.reports.evaluation import check_labels, finite, heading_of, sizes_for
@@ -199,7 +199,7 @@ def _chunk_rows(model: Any, method: str) -> int:
     if method in ("local", "branched"):
         return LOCAL_ROWS
     net = model.network_
-    slow = method == "shared" and takes_operators(net.energy_snapshot(torch.float64))
+    slow = method == "shared" and sum(net.energy_snapshot(torch.float64).free_sizes) > SEARCHED
     return rows_at_once(net.sizes, net.W[0].device, slow=True) if slow else model.chunk_rows_
 
 

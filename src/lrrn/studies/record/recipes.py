@@ -43,6 +43,15 @@ _PAPER: Recipe = {
 OURS: dict[str, Recipe] = {
     "wide": {**_WIDE, "margin": 1.2, "temperature": 0.1, "adversarial_eps": 1.3, "decoupled_weight_decay": 0.1},
     "accurate": {**_WIDE, "margin": 1.2, "temperature": 0.15, "decoupled_weight_decay": 0.2, "shifts": 1},
+    "deep": {
+        **_WIDE,
+        "hidden_sizes": (1024, 256),
+        "epochs": 20,
+        "margin": 0.4,
+        "temperature": 0.15,
+        "adversarial_eps": 0.5,
+        "decoupled_weight_decay": 0.2,
+    },
     "conv": {
         **_WIDE,
         "hidden_sizes": (Conv(256, 10, stride=3),),
@@ -57,8 +66,8 @@ OURS: dict[str, Recipe] = {
     "paper_a": {**_PAPER, "margin": 0.7},
     "paper_b": {**_PAPER, "margin": 2.0},
 }
-"""Arguments of LRRNClassifier: dense for large perturbations and for small ones, convolutional, and the paper's own network
-for two radii."""
+"""Arguments of LRRNClassifier: dense for large perturbations and for small ones, with two hidden layers, convolutional, and
+the paper's own network for two radii."""
 
 _LIPSCHITZ: Recipe = {
     "hidden_sizes": (1024, 1024),
@@ -152,6 +161,7 @@ CHANGES: dict[tuple[str, str], Recipe] = {
 
 _SMALL: dict[str, Recipe] = {
     **{name: {"hidden_sizes": (16,), "epochs": 2} for name in ("wide", "accurate")},
+    "deep": {"hidden_sizes": (16, 8), "epochs": 2},
     "conv": {"hidden_sizes": (Conv(4, 8, stride=4),), "epochs": 2},
     **{name: {"hidden_sizes": (8, 8), "epochs": 2} for name in ("paper_a", "paper_b")},
     "logistic": {"max_iter": 20},
@@ -162,15 +172,15 @@ _SMALL: dict[str, Recipe] = {
 
 ROWS = (*OURS, *BASELINES)
 """All rows of the record, in the order of its tables."""
-_WITH_CONVOLUTIONS = ("mnist", "fashion_mnist")
+_LEFT_OUT = {"mnist": ("deep", "orthogonium_conv"), "fashion_mnist": ("orthogonium_conv",)}
+_USUALLY_LEFT_OUT = ("deep", "conv", "orthogonium_conv")
 
 
 def rows_of(data: str) -> tuple[str, ...]:
     """Return the rows of a data set, in the order of its tables."""
     if data == "cifar10":
         return "wide", "conv", "logistic", "orthogonium_conv"
-    left_out = {"orthogonium_conv"} if data in _WITH_CONVOLUTIONS else {"conv", "orthogonium_conv"}
-    return tuple(name for name in ROWS if name not in left_out)
+    return tuple(name for name in ROWS if name not in _LEFT_OUT.get(data, _USUALLY_LEFT_OUT))
 
 
 def recipe(data: str, name: str, quick: bool = False) -> Recipe:
