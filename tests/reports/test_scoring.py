@@ -404,7 +404,7 @@ def test_chunks_of_slow_certificates_are_small(saved, monkeypatch):
     model = lrrn.load(saved / "m.safetensors")
     assert audit._chunk_rows(model, "shared") == audit._chunk_rows(model, "spectral") == model.chunk_rows_
     assert audit._chunk_rows(model, "local") == audit.LOCAL_ROWS
-    monkeypatch.setattr("lrrn.certificates.matrix_free.WIDE", 2)
+    monkeypatch.setattr(audit, "SEARCHED", 2)
     assert audit._chunk_rows(model, "shared") == 2**19 // sum(model.network_.sizes)
     assert audit._chunk_rows(model, "spectral") == model.chunk_rows_
 
