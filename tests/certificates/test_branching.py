@@ -129,6 +129,23 @@ def test_by_matrices_no_more_is_proven_than_is_true(constraint, thorough):
             assert float(square) <= exact**2 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("constraint", ["nonneg", "box"])
+def test_by_matrices_only_equations_have_multipliers_of_either_sign(constraint, monkeypatch):
+    """Whatever the solver returns, a multiplier of a unit that no branch assumes anything of is not negative."""
+    dual, ((sample, question, _), *_) = by_matrices(0, (4, 3, 3, 3), constraint)
+    generator, assumed = torch.Generator().manual_seed(0), torch.arange(6)[None]
+    faces = Faces((assumed == 1) & dual.splits, (assumed == 0) & dual.splits)
+    noise = lambda _, rival, lead, q, *rest: (lead, 9 * torch.randn(q.shape, generator=generator).double())  # noqa: E731
+    monkeypatch.setattr(dual.solver, "maximised", noise)
+    seen = torch.zeros(2, dtype=torch.bool)
+    for _ in range(20):
+        terms = dual.terms(sample, *question, INF, faces)
+        assert (terms.floor[~faces.inactive] >= 0).all() and (terms.sign[~faces.active] >= 0).all()
+        assert (terms.sign[:, ~dual.splits] == 0).all()
+        seen |= torch.stack([(terms.floor < 0).any(), (terms.sign < 0).any()])
+    assert seen.all() == (constraint == "nonneg")
+
+
 @pytest.mark.parametrize("assumed", ["active", "inactive"])
 def test_a_branch_holds_where_its_unit_is_as_assumed(assumed):
     """One unit at rest, v = 0 and w + slack = 0 there: every perturbation down makes it inactive, every one up active."""
