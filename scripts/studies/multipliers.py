@@ -3,7 +3,8 @@
 One multiplier per layer, by products with the layers and by matrices; one per unit, found by a search; and the better of the
 last two for every pair of outputs, which small networks take. The search makes no step in networks of more than some hundred
 units: leave out the last two there. All start from the constants of "spectral". For each: the time of the first certificate,
-with all that is computed once per network, the time of each further image, and the radii.
+with all that is computed once per network, the time of each further image, and the radii. The first certificate "per unit"
+includes what is computed once for both families.
 
     python scripts/studies/multipliers.py mnist-paper-a:mnist fashion-mnist-paper-b:fashion_mnist --json FILE
 """

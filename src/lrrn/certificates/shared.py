@@ -260,8 +260,8 @@ def shared_radii(
 def shared_duals(energy: LiftedEnergy) -> tuple[SharedDual, ...]:
     """Return the duals in use, most useful first; none if no form is proven positive definite.
 
-    Multipliers per layer are better in most trained networks, those per unit in random ones. Cached for the lifetime of the
-    energy.
+    Multipliers per layer are better in most trained networks, those per unit for some pairs of outputs. Cached for the lifetime
+    of the energy.
     """
     problem = local_problem(energy)
     if len(problem.open) == 0 or not problem.mu > 0:
